@@ -68,9 +68,11 @@ class MemoryPool:
         """Whether a round is under way or due, and whether it needs another one."""
 
     def take(self, taker: Taker, size: int) -> bool:
-        """Hold `size` bytes for the owner of the taker, and return True. If they do not fit, return
-        False; `on_memory` of the taker is called when there may be room. Bytes of any size fit if
-        no others are held."""
+        """Hold `size` bytes for the owner of the taker, and return True.
+
+        If they do not fit, return False; `on_memory` of the taker is called when there may be room.
+        Bytes of any size fit if no others are held.
+        """
         owner = taker.owner
         if self._waiting:
             return self._take_behind_others(taker, owner, size)
@@ -107,8 +109,11 @@ class MemoryPool:
         self._owner_of[taker] = owner
 
     def change(self, owner: str, before: int, size: int) -> bool:
-        """Hold `size` bytes for the owner in place of `before` bytes, and return True. If `size` is
-        more and does not fit, change nothing and return False: the caller does not wait (M3)."""
+        """Hold `size` bytes for the owner in place of `before` bytes, and return True.
+
+        If `size` is more and does not fit, change nothing and return False: the caller does not
+        wait (M3).
+        """
         if size <= before:
             self.give(owner, before - size)
             return True
@@ -133,10 +138,12 @@ class MemoryPool:
             self.wake()
 
     def wake(self) -> None:
-        """Let the takers try again while their bytes fit: the first of each owner, in rounds. A
-        taker that goes on may give bytes back at once. This asks for another round: calls within
+        """Let the takers try again while their bytes fit: the first of each owner, in rounds.
+
+        A taker that goes on may give bytes back at once. This asks for another round: calls within
         calls would go as deep as there are takers. After WOKEN_AT_ONCE takers, the next iteration
-        of the event loop continues."""
+        of the event loop continues.
+        """
         self._has_changed = True
         if self._is_waking:
             return
@@ -165,8 +172,11 @@ class MemoryPool:
         self.wake()
 
     def _has_gone_on(self, owner: str) -> bool:
-        """Let the first taker of an owner try again. Return whether it waits no longer. A taker
-        that raises an error is forgotten: its caller is another one, which must not fail."""
+        """Let the first taker of an owner try again.
+
+        Return whether it waits no longer. A taker that raises an error is forgotten: its caller is
+        another one, which must not fail.
+        """
         takers = self._waiting.get(owner)
         if not takers:
             return False
@@ -213,12 +223,15 @@ class MemoryPool:
 
 
 class Share:
-    """The bytes that one request holds of a pool. The request ends its share, and what still runs
-    for the request then, for example a cancelled task, gets no bytes. A thread cannot be cancelled:
-    while one uses the bytes, they are held also beyond the end.
+    """The bytes that one request holds of a pool.
+
+    The request ends its share, and what still runs for the request then, for example a cancelled
+    task, gets no bytes. A thread cannot be cancelled: while one uses the bytes, they are held also
+    beyond the end.
 
     A share does not wait in the queue of M3. Its bytes are held until a client has taken its
-    answer, perhaps for minutes, and all others would wait behind the first that does not fit."""
+    answer, perhaps for minutes, and all others would wait behind the first that does not fit.
+    """
 
     __slots__ = ("_users", "is_ended", "owner", "pool", "size")
 
@@ -230,8 +243,11 @@ class Share:
         self._users = 0
 
     def set(self, size: int) -> bool:
-        """Hold `size` bytes from now on, and return True. If `size` is more than before and does
-        not fit, or if the share has ended, change nothing and return False."""
+        """Hold `size` bytes from now on, and return True.
+
+        If `size` is more than before and does not fit, or if the share has ended, change nothing
+        and return False.
+        """
         if self.is_ended:
             return not size
         if not self.pool.change(self.owner, self.size, size):

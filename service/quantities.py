@@ -1,5 +1,6 @@
-"""Durations and sizes as text: `90s`, `7d`, `10MB`, `1GiB`. Settings, options of commands and
-configs of topics have the same units.
+"""Durations and sizes as text: `90s`, `7d`, `10MB`, `1GiB`.
+
+Settings, options of commands and configs of topics have the same units.
 
 For each type, the text of a value parses to the same value: `milliseconds(duration(ms)) == ms` and
 `octets(size(count)) == count`. Only the text of `rounded` cannot be parsed.

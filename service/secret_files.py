@@ -38,8 +38,10 @@ def secret_of(text: str) -> str:
 
 
 def why_exposed(path: Path) -> str | None:
-    """Return why other users can read or change the file of a secret, and the remedy. If no other
-    user can, or if the path is not a regular file (a pipe), return None."""
+    """Return why other users can read or change the file of a secret, and the remedy.
+
+    If no other user can, or if the path is not a regular file (a pipe), return None.
+    """
     try:
         status = path.stat()
     except OSError:

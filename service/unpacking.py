@@ -127,9 +127,11 @@ class UnpackThreads:
         work: Callable[[], T],
         share: "Share | _Use | None" = None,
     ) -> T:
-        """Run a slice that unpacks at most so many bytes, when it is its turn. Return its result.
-        A slice that was cancelled holds its bytes to the end of its work, also those of `share`,
-        which has the memory of what it unpacks."""
+        """Run a slice that unpacks at most so many bytes, when it is its turn.
+
+        Return its result. A slice that was cancelled holds its bytes to the end of its work, also
+        those of `share`, which has the memory of what it unpacks.
+        """
         principal = caller.principal
         await self._take(principal, unpacked_bytes)
         try:
@@ -140,9 +142,11 @@ class UnpackThreads:
         return await self._started(_Slice(caller, unpacked_bytes, share), work)
 
     async def run_to_end(self, caller: SliceCaller, work: Callable[[], T]) -> T:
-        """Run a slice that unpacks nothing, when it is its turn. Return its result. After a
-        cancellation, wait until a slice that has begun ends: the caller has the memory of what the
-        slice uses, and gives it back."""
+        """Run a slice that unpacks nothing, when it is its turn.
+
+        Return its result. After a cancellation, wait until a slice that has begun ends: the caller
+        has the memory of what the slice uses, and gives it back.
+        """
         use = _Use()
         try:
             return await self.run(caller, 0, work, use)
@@ -153,8 +157,11 @@ class UnpackThreads:
             raise
 
     def _started(self, begun: _Slice, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Begin the work. `run` has no variable for the future: the error in a future has `run` in
-        its traceback, and such a cycle would keep the body until a garbage collection."""
+        """Begin the work.
+
+        `run` has no variable for the future: the error in a future has `run` in its traceback, and
+        such a cycle would keep the body until a garbage collection.
+        """
         try:
             future = self._loop.run_in_executor(self._executor, begun.run, work)
         except BaseException:

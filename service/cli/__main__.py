@@ -1,5 +1,7 @@
-"""The entry point of the script `tidelog`. An interrupt ends it without a traceback, also while the
-command line loads, which takes 0.1 s."""
+"""The entry point of the script `tidelog`.
+
+An interrupt ends it without a traceback, also while the command line loads, which takes 0.1 s.
+"""
 
 import os
 import sys

@@ -53,7 +53,9 @@ class ResourceOptions(NamedTuple):
 
     def fields(self, pattern_type: str) -> dict[str, str]:
         """Return the fields of the resource in an ACL or in a filter, none without a resource.
-        Raises BadUsage."""
+
+        Raises BadUsage.
+        """
         names = (self.topic, self.group, self.transactional_id)
         if pattern_type == "PREFIXED" and names == (None, None, None):
             raise BadUsage("--prefixed needs --topic, --group or --transactional-id")

@@ -105,8 +105,10 @@ class ClientCommand(NamedTuple):
         params: Mapping[str, str] | None = None,
         missing: str = "",
     ) -> Any:
-        """Send a request. Return the JSON of the response, or None if it has no body. If the JSON
-        is the first page of a list, fetch the other pages and return the items of all pages.
+        """Send a request.
+
+        Return the JSON of the response, or None if it has no body. If the JSON is the first page of
+        a list, fetch the other pages and return the items of all pages.
 
         `{cluster}` in `path` stands for the path of the cluster. A 404 raises NotThere, with
         the message `missing` or, if `missing` is empty, with the broker's message.
@@ -138,8 +140,10 @@ class ClientCommand(NamedTuple):
         columns: Sequence[str],
         rows: Iterable[Iterable[object]] | None = None,
     ) -> None:
-        """Print objects as JSON, or `rows` as a table. By default, `rows` are the objects'
-        values."""
+        """Print objects as JSON, or `rows` as a table.
+
+        By default, `rows` are the objects' values.
+        """
         if self.as_json:
             show_json(objects)
         else:
@@ -148,8 +152,11 @@ class ClientCommand(NamedTuple):
 
 
 def run_until_signal(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command that may take long. SIGTERM cancels the command, as SIGINT does, so that it can
-    leave its group. Raises Terminated after SIGTERM."""
+    """Run a command that may take long.
+
+    SIGTERM cancels the command, as SIGINT does, so that it can leave its group. Raises Terminated
+    after SIGTERM.
+    """
     is_terminated = False
 
     async def session() -> Result:
@@ -185,6 +192,9 @@ def missing_is(message: str) -> Iterator[None]:
 
 
 def no_topic(name: str) -> str:
-    """Return the message about a topic that does not exist. The broker sends the same text, except
-    on routes of the topic itself, which send Kafka's message."""
+    """Return the message about a topic that does not exist.
+
+    The broker sends the same text, except on routes of the topic itself, which send Kafka's
+    message.
+    """
     return f"topic {name!r} does not exist"

@@ -70,8 +70,10 @@ UNTIL = (Form.EDGES, Form.OFFSET, Form.TIME)
 
 
 class ConsumeBounds(NamedTuple):
-    """The partitions to read (none: all), and where to begin and to end. If `until` is None, there
-    is no end."""
+    """The partitions to read (none: all), and where to begin and to end.
+
+    If `until` is None, there is no end.
+    """
 
     partitions: Sequence[int]
     start: StartPosition
@@ -79,8 +81,10 @@ class ConsumeBounds(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """Range of offsets of one partition to print. If `end` is None, the range has no end. `high` is
-    the end offset of the partition."""
+    """Range of offsets of one partition to print.
+
+    If `end` is None, the range has no end. `high` is the end offset of the partition.
+    """
 
     partition: int
     start: int
@@ -198,8 +202,10 @@ class ConsumeOptions(NamedTuple):
         return LineForm(self.shown, is_ndjson, self.key_separator)
 
     def bounds(self, topic: str) -> ConsumeBounds:
-        """Return the partitions of the topic to read, and where to begin and to end. Raises
-        BadUsage, also if other options exclude each other."""
+        """Return the partitions of the topic to read, and where to begin and to end.
+
+        Raises BadUsage, also if other options exclude each other.
+        """
         start = self.start
         if self.last is not None:
             if start != BEGINNING:
@@ -237,8 +243,10 @@ class ConsumeOptions(NamedTuple):
 
     @property
     def request_retry_s(self) -> float:
-        """How long a request after the first one is repeated. The first one is not, so that a wrong
-        URL fails immediately."""
+        """How long a request after the first one is repeated.
+
+        The first one is not, so that a wrong URL fails immediately.
+        """
         return RETRY_FOR_S if self.retry_s is None else self.retry_s
 
     def line_printer(self, connection: Connection, form: LineForm) -> LinePrinter:
@@ -346,8 +354,10 @@ class Consuming:
                 return high if offset is None else offset
 
     def _warn_beyond(self, ranges: Sequence[_Range]) -> None:
-        """If all partitions end before the start of their range, warn and name their ends. With
-        --follow do not warn, because the broker refuses the read and names the end."""
+        """If all partitions end before the start of their range, warn and name their ends.
+
+        With --follow do not warn, because the broker refuses the read and names the end.
+        """
         if self._options.follow or any(wanted.start <= wanted.high for wanted in ranges):
             return
         ends = [f"partition {wanted.partition} at {wanted.high}" for wanted in sorted(ranges)]
@@ -359,9 +369,11 @@ class Consuming:
             )
 
     async def _print_ranges(self, ranges: Sequence[_Range]) -> None:
-        """Print all ranges, but at most `count_max` records. If a record does not decode, its
-        partition ends before it. The command then prints the other partitions to their end, and
-        fails."""
+        """Print all ranges, but at most `count_max` records.
+
+        If a record does not decode, its partition ends before it. The command then prints the other
+        partitions to their end, and fails.
+        """
         self._left = {
             wanted.partition: wanted
             for wanted in ranges
@@ -451,8 +463,11 @@ class Consuming:
                 return
 
     async def _print_pages(self, consumer: AsyncConsumer, pages: list[PartitionPage]) -> None:
-        """Print pages. The printed records are done, so the next read commits them. If a record
-        does not decode, print the other pages, too, and raise the first such error."""
+        """Print pages.
+
+        The printed records are done, so the next read commits them. If a record does not decode,
+        print the other pages, too, and raise the first such error.
+        """
         next_offsets = {}
         shown_pages: list[ShownLines] = []
         for page in pages:

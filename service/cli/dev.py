@@ -112,8 +112,10 @@ def dev(
 
 
 async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int:
-    """Run the broker and its clients until SIGINT or SIGTERM, or until the broker ends. Return the
-    exit status: that of the broker."""
+    """Run the broker and its clients until SIGINT or SIGTERM, or until the broker ends.
+
+    Return the exit status: that of the broker.
+    """
     from tidelog.service.http.urls import host_of_url
 
     ended = asyncio.Event()
@@ -147,8 +149,10 @@ async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int
 
 @contextlib.asynccontextmanager
 async def _broker(settings: Settings, ended: asyncio.Event) -> AsyncIterator[SpawnProcess]:
-    """Run a broker in a child process; yield it when it listens, or when `ended` is set. Set
-    `ended` when the broker ends. At the end it has stopped."""
+    """Run a broker in a child process; yield it when it listens, or when `ended` is set.
+
+    Set `ended` when the broker ends. At the end it has stopped.
+    """
     from tidelog.service.server.serve import STOP_S_MAX
 
     context = multiprocessing.get_context("spawn")
@@ -193,8 +197,10 @@ def _say(text: str) -> None:
 
 
 async def _greet(members: "Sequence[DepartureReader]", text: str, browser_url: str) -> None:
-    """Print the banner when each member has read. Then open the console, if `browser_url` is not
-    empty and this is a terminal."""
+    """Print the banner when each member has read.
+
+    Then open the console, if `browser_url` is not empty and this is a terminal.
+    """
     for member in members:
         await member.has_read.wait()
     sys.stderr.write(f"{text}\n")
@@ -250,8 +256,10 @@ def departure(number: int) -> dict[str, Any]:
 
 
 async def live(connection: Connection, members: Sequence["DepartureReader"], rate: int) -> None:
-    """Produce and read without end. Raises ClientError. When the task is cancelled, the members
-    leave their groups."""
+    """Produce and read without end.
+
+    Raises ClientError. When the task is cancelled, the members leave their groups.
+    """
     first = await _create(connection)
     await together(_produce(connection, first, rate), *(member.run() for member in members))
 
@@ -294,8 +302,11 @@ class DepartureReader:
         self._group = group
 
     async def run(self) -> None:
-        """Read and commit until the task is cancelled. Then leave the group, so that the next start
-        gets the partitions at once. Raises ClientError."""
+        """Read and commit until the task is cancelled.
+
+        Then leave the group, so that the next start gets the partitions at once. Raises
+        ClientError.
+        """
         async with AsyncConsumer(
             self._connection,
             TOPIC,

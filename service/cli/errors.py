@@ -47,8 +47,10 @@ class BrokenOutput(Exception):
 
 @contextlib.contextmanager
 def command_errors(store_hint: str = "") -> Iterator[None]:
-    """Raise errors of the log as CommandErrors with the matching exit status. The
-    message about a store that cannot be used ends with `store_hint`."""
+    """Raise errors of the log as CommandErrors with the matching exit status.
+
+    The message about a store that cannot be used ends with `store_hint`.
+    """
     try:
         yield
     except (UnknownTopic, UnknownPartition) as error:

@@ -169,8 +169,11 @@ def show_lag(group: GroupArgument, command: ClientCommand) -> None:
 
 
 def _lag(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the lag in a partition with the field names of this command. `offset` is the committed
-    offset or, without one, the offset at which the member starts; `committed` is None then."""
+    """Return the lag in a partition with the field names of this command.
+
+    `offset` is the committed offset or, without one, the offset at which the member starts;
+    `committed` is None then.
+    """
     return {
         "topic": data["topic_name"],
         "partition": data["partition_id"],

@@ -88,8 +88,10 @@ _UNKNOWN = re.compile(r"No such (command|option:) '?([^\s']+?)'?(?: \(|\. |$)")
 
 
 def hint_of(path: str, message: str) -> str:
-    """Return the hint about an error of the command `path`, such as `tidelog topics create`. Return
-    "" if the error is no unknown word, or if this table does not have the word."""
+    """Return the hint about an error of the command `path`, such as `tidelog topics create`.
+
+    Return "" if the error is no unknown word, or if this table does not have the word.
+    """
     match = _UNKNOWN.match(message)
     if match is None:
         return ""

@@ -32,8 +32,11 @@ class BadLine(CommandError):
 
 
 class Parser(NamedTuple):
-    """Parser of lines. `record` returns None for a blank line of JSON input. `form` is the text of
-    all options that change the records: with an equal `form`, a line gives the same record."""
+    """Parser of lines.
+
+    `record` returns None for a blank line of JSON input. `form` is the text of all options that
+    change the records: with an equal `form`, a line gives the same record.
+    """
 
     embedded: str
     record: Callable[[bytes], JsonRecord | None]
@@ -46,8 +49,11 @@ class Parser(NamedTuple):
 
 
 def text_parser(key_separator: str | None, *, is_crlf: bool = False) -> Parser:
-    """Return a parser of lines. A line is a value, or, with `key_separator`, a key and a value. All
-    bytes are valid. With `is_crlf`, a carriage return at the end of a line is not part of it."""
+    """Return a parser of lines.
+
+    A line is a value, or, with `key_separator`, a key and a value. All bytes are valid. With
+    `is_crlf`, a carriage return at the end of a line is not part of it.
+    """
     separator = None if key_separator is None else key_separator.encode()
 
     def record(line: bytes) -> JsonRecord:
@@ -88,8 +94,11 @@ _decode_value = msgspec.json.Decoder(Raw).decode
 
 
 def json_parser(embedded: str, *, is_values: bool, has_partitions: bool = True) -> Parser:
-    """Return a parser of lines. A line is a record as JSON, or, with `is_values`, a JSON value.
-    Without `has_partitions`, the partition in a record is ignored."""
+    """Return a parser of lines.
+
+    A line is a record as JSON, or, with `is_values`, a JSON value. Without `has_partitions`, the
+    partition in a record is ignored.
+    """
     record = _json_value if is_values else _json_record(_KEYS[embedded], has_partitions)
     form = f"ndjson {embedded} {is_values}" + ("" if has_partitions else " without partitions")
     return Parser(embedded, record, form)

@@ -71,9 +71,11 @@ def create_key(
 
 @contextlib.contextmanager
 def _new_secret_file(path: Path) -> Iterator[FileIO]:
-    """Create a file that only this user can read. If the block fails, remove it. The file has no
-    buffer, whose bytes `close` would write again after an error. Raises BadUsage if the file exists
-    or cannot be created."""
+    """Create a file that only this user can read.
+
+    If the block fails, remove it. The file has no buffer, whose bytes `close` would write again
+    after an error. Raises BadUsage if the file exists or cannot be created.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

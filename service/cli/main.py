@@ -205,8 +205,10 @@ def main() -> int:
 
 
 def _not_text(error: UnicodeEncodeError) -> int:
-    """Print which argument is not UTF-8, and cannot be in a request. Raise the error again if it
-    has another reason. Names of files may have any bytes."""
+    """Print which argument is not UTF-8, and cannot be in a request.
+
+    Raise the error again if it has another reason. Names of files may have any bytes.
+    """
     for number, word in enumerate(sys.argv[1:], 1):
         if any("\udc80" <= character <= "\udcff" for character in word):
             warn(f"argument {number} is not UTF-8 text: {os.fsencode(word)!r}")
@@ -252,8 +254,11 @@ def _wrong_usage(error: Any) -> int:
 
 
 def _plain(error: Any) -> str:
-    """Return a usage error's message, without the words of pydantic. Newer versions of typer use
-    pydantic, whose texts begin with `Value error,`, or with `Input` instead of the value."""
+    """Return a usage error's message, without the words of pydantic.
+
+    Newer versions of typer use pydantic, whose texts begin with `Value error,`, or with `Input`
+    instead of the value.
+    """
     message: str = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
     if (validation := getattr(error.__cause__, "errors", None)) is not None:
         message = message.replace(": Input should", f": {validation()[0]['input']!r} should")

@@ -28,8 +28,9 @@ def maintain(
     engines: EngineOptions,
     change: ChangeOptions,
 ) -> None:
-    """Run retain, compact and collect, for example as a cron job. With topics, retain and compact
-    are of these topics; collect is always of the whole cluster.
+    """Run retain, compact and collect, for example as a cron job.
+
+    With topics, retain and compact are of these topics; collect is always of the whole cluster.
 
     Example: tidelog maintain --store s3://bucket/prefix --yes
     """

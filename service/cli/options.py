@@ -112,8 +112,10 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
 
 
 class _Command(TyperCommand):
-    """A command whose usage line shows a required argument as NAME instead of typer's {NAME}. A
-    switch with a value is an error: the value would become an argument, such as a topic's name."""
+    """A command whose usage line shows a required argument as NAME instead of typer's {NAME}.
+
+    A switch with a value is an error: the value would become an argument, such as a topic's name.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switches = {
@@ -135,8 +137,10 @@ class _Command(TyperCommand):
 
 
 def _check_switch(switch: Any, name: str, value: str, is_joined: bool) -> None:
-    """Raise BadUsage if the text after a switch is a value for it, such as `true`. After a switch
-    that has no `--no-` form, 0 and 1 may be arguments."""
+    """Raise BadUsage if the text after a switch is a value for it, such as `true`.
+
+    After a switch that has no `--no-` form, 0 and 1 may be arguments.
+    """
     words = BOOLEANS if switch.secondary_opts else BOOLEANS.keys() - {"0", "1"}
     if is_joined or value.lower() in words:
         forms = " or ".join((*switch.opts[:1], *switch.secondary_opts))

@@ -37,8 +37,10 @@ def write_out(octets: bytes) -> None:
 
 
 def output_error(error: OSError) -> BrokenOutput | CommandError:
-    """Return the error of a command that could not write to stdout. From now on, stdout accepts
-    what Python flushes at exit."""
+    """Return the error of a command that could not write to stdout.
+
+    From now on, stdout accepts what Python flushes at exit.
+    """
     discard_stdout()
     if isinstance(error, BrokenPipeError):
         return BrokenOutput()
@@ -67,8 +69,11 @@ def warn(text: str) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table. Columns of numbers are right-aligned. In a pipe, only a line of more than
-    PIPE_COLUMNS characters is wrapped."""
+    """Print a table.
+
+    Columns of numbers are right-aligned. In a pipe, only a line of more than PIPE_COLUMNS
+    characters is wrapped.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -99,8 +104,11 @@ def age(seconds: float | None) -> str:
 
 
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
-    """Ask for confirmation, unless `--yes` is given. `deed` names the action, such as `deleting`.
-    Raises BadUsage if stdin is no terminal, and CommandError if the answer is no."""
+    """Ask for confirmation, unless `--yes` is given.
+
+    `deed` names the action, such as `deleting`. Raises BadUsage if stdin is no terminal, and
+    CommandError if the answer is no.
+    """
     if yes:
         return
     if not sys.stdin.isatty():

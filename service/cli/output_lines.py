@@ -35,8 +35,10 @@ Job: TypeAlias = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class LineForm(NamedTuple):
-    """The form of a line: JSON of the record, or its key, a separator and its value. `embedded` is
-    the form of keys and values: json, text or binary."""
+    """The form of a line: JSON of the record, or its key, a separator and its value.
+
+    `embedded` is the form of keys and values: json, text or binary.
+    """
 
     embedded: str
     is_ndjson: bool = False
@@ -56,8 +58,11 @@ class _RecordFields(msgspec.Struct):
 
 
 class Line(_RecordFields):
-    """A record as a broker sends it. `key_base64` has the bytes of a key that does not decode,
-    `value_base64` those of a value. `text` is the JSON of the whole record, on one line."""
+    """A record as a broker sends it.
+
+    `key_base64` has the bytes of a key that does not decode, `value_base64` those of a value.
+    `text` is the JSON of the whole record, on one line.
+    """
 
     text: bytes = b""
 
@@ -99,8 +104,10 @@ class UndecodableLine(CommandError):
 
 
 class ShownLines(NamedTuple):
-    """Lines to print, and the offset after those that are done. `failure` is the error of the
-    record at that offset."""
+    """Lines to print, and the offset after those that are done.
+
+    `failure` is the error of the record at that offset.
+    """
 
     lines: list[bytes]
     next_offset: int
@@ -124,8 +131,10 @@ class LinePrinter:
     async def shown(
         self, page: PartitionPage, count_max: int | None, end: int | None = None
     ) -> ShownLines:
-        """Return the lines of at most `count_max` records of a page, below offset `end`. Send dead
-        letters; they are acknowledged when this returns. Raises ClientError."""
+        """Return the lines of at most `count_max` records of a page, below offset `end`.
+
+        Send dead letters; they are acknowledged when this returns. Raises ClientError.
+        """
         lines: list[bytes] = []
         for record in page.records:
             if end is not None and record.offset >= end:
@@ -240,8 +249,11 @@ class LineOutput:
         self._thread: threading.Thread | None = None
 
     async def write(self, octets: bytes) -> None:
-        """Write all bytes. Raises BrokenOutput, CommandError. If the task is cancelled, wait
-        LAST_WRITE_S for the write, so that the caller knows whether the records are printed."""
+        """Write all bytes.
+
+        Raises BrokenOutput, CommandError. If the task is cancelled, wait LAST_WRITE_S for the
+        write, so that the caller knows whether the records are printed.
+        """
         if not octets:
             return
         if self._thread is None:

@@ -122,8 +122,10 @@ def now() -> dt.datetime:
 
 
 def at_time(place: Position, now: dt.datetime) -> str | int | dt.datetime | Last | PartitionOffsets:
-    """Return the position. If it is a time before now, return this time as a datetime. Raises
-    BadUsage."""
+    """Return the position.
+
+    If it is a time before now, return this time as a datetime. Raises BadUsage.
+    """
     if not isinstance(place, Ago):
         return place
     try:
@@ -133,8 +135,10 @@ def at_time(place: Position, now: dt.datetime) -> str | int | dt.datetime | Last
 
 
 def moment(text: str, now: dt.datetime) -> dt.datetime:
-    """Parse a time: an ISO 8601 time with or without @, or a time before now (-1h). Raises
-    BadUsage."""
+    """Parse a time: an ISO 8601 time with or without @, or a time before now (-1h).
+
+    Raises BadUsage.
+    """
     form, place = _parsed(text if text.startswith(("@", "-")) else f"@{text}")
     if form is not Form.TIME or place is None:
         raise _no_time(text)
@@ -144,8 +148,10 @@ def moment(text: str, now: dt.datetime) -> dt.datetime:
 
 
 def _parsed(text: str) -> tuple[Form | None, Position | None]:
-    """Return the form of the text and its position. The position is None if the text begins like
-    this form but is not valid in it."""
+    """Return the form of the text and its position.
+
+    The position is None if the text begins like this form but is not valid in it.
+    """
     if text in {BEGINNING, END}:
         return Form.EDGES, text
     if (number := _offset(text)) is not None:

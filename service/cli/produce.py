@@ -106,8 +106,10 @@ class LineProducer:
         self._summary.add(placed, sum(item.tag for item in items))
 
     async def run(self) -> ProduceSummary:
-        """Produce all lines. The message of a CommandError has the number of acknowledged
-        records."""
+        """Produce all lines.
+
+        The message of a CommandError has the number of acknowledged records.
+        """
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         bad: BadLine | None = None

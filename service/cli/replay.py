@@ -165,8 +165,9 @@ def root_cause(text: str) -> str:
 def spark_session(
     name: str, master: str | None, settings: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """Start a Spark session, and stop it at the end of the block. Raises CommandError if Spark does
-    not start, usually because Java is missing.
+    """Start a Spark session, and stop it at the end of the block.
+
+    Raises CommandError if Spark does not start, usually because Java is missing.
 
     If stderr is no terminal, the session prints nothing. Without `master`, the session keeps the
     master of spark-submit, or, if spark-submit has not started the process, uses `local[*]`.
@@ -207,9 +208,11 @@ def spark_session(
 
 @contextlib.contextmanager
 def _stderr_to(descriptor: int) -> Iterator[None]:
-    """Redirect stderr inside the block. A JVM that starts in the block keeps the redirected stderr.
-    So the JVM's ten lines of start messages, and its later messages, do not reach the caller's
-    stderr."""
+    """Redirect stderr inside the block.
+
+    A JVM that starts in the block keeps the redirected stderr. So the JVM's ten lines of start
+    messages, and its later messages, do not reach the caller's stderr.
+    """
     sys.stderr.flush()
     stderr = os.dup(2)
     os.dup2(descriptor, 2)

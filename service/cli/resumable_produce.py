@@ -241,8 +241,10 @@ class ResumableProducer:
         return _Batch(texts, octets, len(lines))
 
     async def _next_batch(self) -> tuple[_Batch, BadLine | None]:
-        """Cut the next batch: a full one, or what has arrived. Also return the error of the line
-        after it."""
+        """Cut the next batch: a full one, or what has arrived.
+
+        Also return the error of the line after it.
+        """
         texts: list[bytes] = []
         size = used = lines = 0
         while len(texts) < self._options.batch_records and size < self._options.batch_bytes:
@@ -306,8 +308,11 @@ class ResumableProducer:
         self._save()
 
     def _failed(self, error: ClientError, lines: int, *, is_new: bool) -> CommandError:
-        """Return the error of a batch that ends at `lines`. If nothing of it is written, forget it.
-        Unless it `is_new`, an earlier run may have written it, whatever this run knows."""
+        """Return the error of a batch that ends at `lines`.
+
+        If nothing of it is written, forget it. Unless it `is_new`, an earlier run may have written
+        it, whatever this run knows.
+        """
         state = self._state
         if is_new and not error.is_unknown:
             state.pending = None

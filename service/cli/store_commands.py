@@ -105,8 +105,10 @@ class StoreOptions(NamedTuple):
         return load(flags, warn=on_old_name)
 
     def is_replaced_by(self, server: str | None) -> bool:
-        """Whether a broker does the work. Raises BadUsage if both a broker and a store are
-        given."""
+        """Whether a broker does the work.
+
+        Raises BadUsage if both a broker and a store are given.
+        """
         if server is not None and self != StoreOptions():
             raise BadUsage("--server and --store exclude each other: a broker has its own store")
         return server is not None
@@ -119,8 +121,11 @@ class StoreOptions(NamedTuple):
         report_damage: bool = True,
         is_reading: bool = False,
     ) -> WorkResult:
-        """Run the work on the cluster in the store. Raises errors of the log as CommandError. Work
-        with `is_reading` writes nothing, so the store may be read-only."""
+        """Run the work on the cluster in the store.
+
+        Raises errors of the log as CommandError. Work with `is_reading` writes nothing, so the
+        store may be read-only.
+        """
         settings = self.settings(warn)
 
         async def session() -> WorkResult:
@@ -188,9 +193,11 @@ class ChangeOptions(NamedTuple):
 async def recorded(
     cluster: "MaintenanceSession", kind: Kind, step: Coroutine[Any, Any, Done], is_recorded: bool
 ) -> Done:
-    """Return the result of a step. If `is_recorded` is set, also write it to the store. A run of
-    only some topics is not recorded, because `tidelog status` shows runs of all topics. An
-    interrupted run records nothing."""
+    """Return the result of a step.
+
+    If `is_recorded` is set, also write it to the store. A run of only some topics is not recorded,
+    because `tidelog status` shows runs of all topics. An interrupted run records nothing.
+    """
     try:
         done = await step
     except (LogError, OSError) as error:
@@ -232,8 +239,10 @@ def skipped_topics(cluster: "MaintenanceSession") -> dict[str, Any]:
 
 
 def grace_of(cluster: "MaintenanceSession", file_grace_ms: int | None) -> "Grace":
-    """Return the grace periods of a collection. Raises BadUsage if `--file-grace-ms` is shorter
-    than the cluster's."""
+    """Return the grace periods of a collection.
+
+    Raises BadUsage if `--file-grace-ms` is shorter than the cluster's.
+    """
     from tidelog.compaction.garbage import Grace
 
     least = cluster.state.bounds.now.file_grace_ms

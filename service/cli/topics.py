@@ -269,8 +269,11 @@ def show_skew(
 
 
 class Skew(NamedTuple):
-    """The result. Shares are parts of the sampled records. `salted_share` is the share of the
-    hottest partition if the shown keys had salts."""
+    """The result.
+
+    Shares are parts of the sampled records. `salted_share` is the share of the hottest partition if
+    the shown keys had salts.
+    """
 
     sampled: int
     keys: int
@@ -283,8 +286,10 @@ class Skew(NamedTuple):
 
 
 async def sampled(connection: Connection, topic: str, size: int) -> tuple[Sample, int]:
-    """Return a sample of about `size` of the newest records, and the number of partitions. Each
-    partition has the same share of the sample as of the topic's records."""
+    """Return a sample of about `size` of the newest records, and the number of partitions.
+
+    Each partition has the same share of the sample as of the topic's records.
+    """
     path = f"/topics/{quoted(topic)}/partitions"
     count = await connection.partitions(topic)
 

@@ -100,10 +100,12 @@ class AsyncAdmin(Connected):
         return await self._list(f"/consumer-groups/{quoted(group)}/lags")
 
     async def reset_group(self, group: str, **to: Any) -> list[dict[str, Any]]:
-        """Set the position of a group without members. `to` is the body of `offsets:reset`
-        (service/docs/API.md): `to` is EARLIEST, LATEST, OFFSET (with `offset`), TIMESTAMP (with
-        `timestamp`) or DURATION (with `duration_ms`); `topic_name`, `partition_ids`,
-        `validate_only`. Return the new offsets."""
+        """Set the position of a group without members.
+
+        `to` is the body of `offsets:reset` (service/docs/API.md): `to` is EARLIEST, LATEST, OFFSET
+        (with `offset`), TIMESTAMP (with `timestamp`) or DURATION (with `duration_ms`);
+        `topic_name`, `partition_ids`, `validate_only`. Return the new offsets.
+        """
         path = f"/consumer-groups/{quoted(group)}/offsets:reset"
         offsets: list[dict[str, Any]] = (await self._change("POST", path, to))["data"]
         return offsets

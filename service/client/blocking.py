@@ -103,8 +103,10 @@ async def _made(kind: type[Result], *arguments: Any, **options: Any) -> Result:
 
 
 class Transaction:
-    """One transaction of a Producer: see AsyncTransaction. `with` commits it at the end; after an
-    exception in the block, nothing is sent."""
+    """One transaction of a Producer: see AsyncTransaction.
+
+    `with` commits it at the end; after an exception in the block, nothing is sent.
+    """
 
     def __init__(self, producer: "Producer", transaction: AsyncTransaction) -> None:
         self._producer = producer
@@ -133,8 +135,10 @@ class Transaction:
         )
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit the offsets at which `group` continues, by (topic, partition). The group has no
-        members; a member uses `commit_positions`."""
+        """Commit the offsets at which `group` continues, by (topic, partition).
+
+        The group has no members; a member uses `commit_positions`.
+        """
         self._transaction.commit_offsets(group, offsets)
 
     def commit_positions(self, consumer: "Consumer") -> None:
@@ -172,9 +176,12 @@ class Producer(_Blocking[AsyncProducer]):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> "concurrent.futures.Future[Delivered]":
-        """Add a record; wait only while the buffer is full. `result()` of the future waits for its
-        place, or raises the ClientError that names topic, partition and record. The first error
-        of a kind for each topic is also logged, for callers that do not look at the future."""
+        """Add a record; wait only while the buffer is full.
+
+        `result()` of the future waits for its place, or raises the ClientError that names topic,
+        partition and record. The first error of a kind for each topic is also logged, for callers
+        that do not look at the future.
+        """
         fmt = self.asynchronous.options.format
         record = encoded(fmt, value, key, headers, partition, timestamp_ms)
         outcome: concurrent.futures.Future[Delivered] = concurrent.futures.Future()

@@ -226,8 +226,11 @@ class Connection:
         )
 
     async def get_json(self, path: str, **request: Any) -> Any:
-        """Return the JSON of a successful response. If the response is the first page of a list,
-        add the items of the other pages. Raises ClientError."""
+        """Return the JSON of a successful response.
+
+        If the response is the first page of a list, add the items of the other pages. Raises
+        ClientError.
+        """
         body = self.json_of(await self.get(path, **request))
         await self.add_pages(body, path, **request)
         return body
@@ -363,16 +366,20 @@ def refusal(answer: httpx.Response) -> ClientError:
 
 
 def _is_unknown(status: int, code: int) -> bool:
-    """Whether a broker may have done what the request says. `code` is 0 in a proxy's response: the
-    proxy may have sent the request to a broker."""
+    """Whether a broker may have done what the request says.
+
+    `code` is 0 in a proxy's response: the proxy may have sent the request to a broker.
+    """
     if status in {httpx.codes.REQUEST_TIMEOUT, httpx.codes.SERVICE_UNAVAILABLE}:
         return not code
     return status >= httpx.codes.INTERNAL_SERVER_ERROR
 
 
 def _why(error: httpx.RequestError) -> tuple[str, str]:
-    """Return the reason and the advice (errors.ADVICE). The reason is not httpx's text, which names
-    httpx's layers or is empty."""
+    """Return the reason and the advice (errors.ADVICE).
+
+    The reason is not httpx's text, which names httpx's layers or is empty.
+    """
     for cause in _causes(error):
         match cause:
             case ssl.SSLError(reason="WRONG_VERSION_NUMBER"):

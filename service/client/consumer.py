@@ -74,8 +74,10 @@ class ConsumerOptions(NamedTuple):
 
 
 class DeadLetters:
-    """An `on_error` that sends records to a topic, with headers that name source and error. It
-    waits for the acknowledgment, so the record is in that topic before its offset is committed."""
+    """An `on_error` that sends records to a topic, with headers that name source and error.
+
+    It waits for the acknowledgment, so the record is in that topic before its offset is committed.
+    """
 
     def __init__(self, producer: AsyncProducer, topic: str) -> None:
         self._producer = producer
@@ -118,10 +120,12 @@ class AsyncConsumer(Connected):
         positions: Mapping[tuple[str, int], int] | None = None,
         **choices: Any,
     ) -> None:
-        """With a `group`, this consumer is a member of it and commits offsets. Without one, it
-        commits nothing, and reads all partitions of `topics`, or only those in `positions`, from
-        these offsets on. `choices` are fields of ConsumerOptions. A Connection as `servers` stays
-        open at the end; its `retry_s` is used. Raises BadArgument."""
+        """With a `group`, this consumer is a member of it and commits offsets.
+
+        Without one, it commits nothing, and reads all partitions of `topics`, or only those in
+        `positions`, from these offsets on. `choices` are fields of ConsumerOptions. A Connection as
+        `servers` stays open at the end; its `retry_s` is used. Raises BadArgument.
+        """
         try:
             chosen = ConsumerOptions()._replace(**choices)
         except ValueError as error:
@@ -242,8 +246,10 @@ class AsyncConsumer(Connected):
         return record
 
     async def poll(self, timeout_s: float = 1.0) -> list[Record]:
-        """Return the next records, or an empty list after `timeout_s`. With auto_commit, commit
-        those of the previous call first. Raises ClientError."""
+        """Return the next records, or an empty list after `timeout_s`.
+
+        With auto_commit, commit those of the previous call first. Raises ClientError.
+        """
         self._finish()
         if not self._ahead:
             await self._read(timeout_s)
@@ -254,9 +260,11 @@ class AsyncConsumer(Connected):
         return records
 
     async def poll_pages(self, timeout_s: float) -> list[PartitionPage]:
-        """Return pages of records as the read format decodes them. A page may be empty. The caller
-        decodes keys and values, and calls `done` with the offsets of done records. Raises
-        ClientError."""
+        """Return pages of records as the read format decodes them.
+
+        A page may be empty. The caller decodes keys and values, and calls `done` with the offsets
+        of done records. Raises ClientError.
+        """
         await self._open()
         await self._commit_if_auto()
         return await self._reader.read(_wait_ms(timeout_s))
@@ -297,8 +305,10 @@ class AsyncConsumer(Connected):
         await self.start()
 
     async def _read(self, timeout_s: float) -> None:
-        """Commit what is done, then read once into `_ahead`. Raises ClientError, and the
-        UndecodableRecord of `stop`."""
+        """Commit what is done, then read once into `_ahead`.
+
+        Raises ClientError, and the UndecodableRecord of `stop`.
+        """
         await self._open()
         await self._commit_if_auto()
         if self._failures:
@@ -397,8 +407,10 @@ class AsyncConsumer(Connected):
         self._done[topic_partition] = offset
 
     def pause(self, topic: str, partition: int) -> None:
-        """Read no further records of a partition. Only without a group: pausing a member's
-        partition would keep it from the other members."""
+        """Read no further records of a partition.
+
+        Only without a group: pausing a member's partition would keep it from the other members.
+        """
         if not isinstance(self._reader, PartitionReader):
             raise BadArgument("a member of a group cannot pause a partition: leave the group")
         self._reader.pause(TopicPartition(topic, partition))
@@ -409,14 +421,18 @@ class AsyncConsumer(Connected):
             self._reader.paused.discard(TopicPartition(topic, partition))
 
     async def commit(self) -> None:
-        """Commit all delivered offsets, also that of the iterator's current record. Raises
-        ClientError. Offsets of partitions that this member has lost are not committed."""
+        """Commit all delivered offsets, also that of the iterator's current record.
+
+        Raises ClientError. Offsets of partitions that this member has lost are not committed.
+        """
         self._finish()
         await self._commit_done()
 
     def done(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Count the records below these offsets as done. With auto_commit, the next poll commits
-        them, or `close`."""
+        """Count the records below these offsets as done.
+
+        With auto_commit, the next poll commits them, or `close`.
+        """
         self._done |= offsets
 
     async def _commit_if_auto(self) -> None:
@@ -437,7 +453,9 @@ class AsyncConsumer(Connected):
 
     def group_offsets(self) -> dict[str, Any] | None:
         """Return all delivered offsets as a transaction's body has them, None if there are none.
-        Raises BadArgument without a group, or with auto_commit."""
+
+        Raises BadArgument without a group, or with auto_commit.
+        """
         if not isinstance(self._reader, GroupReader) or self._auto_commit:
             raise BadArgument("a transaction needs a consumer with a group and auto_commit=False")
         self._finish()

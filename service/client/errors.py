@@ -50,8 +50,10 @@ class NotReachable(ClientError):
 
 
 class Refused(ClientError):
-    """The broker rejected the request. It has changed nothing, unless `is_unknown`: the response to
-    an earlier attempt was lost, or the broker has failed (status 500).
+    """The broker rejected the request.
+
+    It has changed nothing, unless `is_unknown`: the response to an earlier attempt was lost, or the
+    broker has failed (status 500).
 
     `status` is the HTTP status, `code` the `error_code` of the response (0: none).
     """
@@ -67,8 +69,11 @@ class NotFound(Refused):
 
 
 class UndecodableRecord(ClientError):
-    """A record does not decode. `topic`, `partition`, `offset` name it. The consumer delivers no
-    later record of this partition until the caller seeks to another offset."""
+    """A record does not decode.
+
+    `topic`, `partition`, `offset` name it. The consumer delivers no later record of this partition
+    until the caller seeks to another offset.
+    """
 
     def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
         super().__init__(

@@ -141,8 +141,10 @@ class GroupReader:
                     await self._connection.get(f"{self._path}/assignments", retry_s=0.0)
 
     async def close(self) -> None:
-        """Delete the instance, so that other members get its partitions at once. If no broker
-        answers in LEAVE_S, the instance expires."""
+        """Delete the instance, so that other members get its partitions at once.
+
+        If no broker answers in LEAVE_S, the instance expires.
+        """
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             await asyncio.gather(self._heartbeats, return_exceptions=True)
@@ -155,8 +157,10 @@ class GroupReader:
     # -- records
 
     async def read(self, wait_ms: int) -> list[PartitionPage]:
-        """Return the next records of this member's partitions, after up to `wait_ms`. Raises
-        ClientError."""
+        """Return the next records of this member's partitions, after up to `wait_ms`.
+
+        Raises ClientError.
+        """
         answer = await self._read(wait_ms, "application/vnd.kafka.v2+json")
         if answer is None:
             return []
@@ -169,8 +173,10 @@ class GroupReader:
         return next_pages
 
     async def read_arrow(self, wait_ms: int) -> bytes | None:
-        """Return the next records as an Arrow stream, or None. When the caller has set `positions`,
-        it sets `is_in_doubt` to False."""
+        """Return the next records as an Arrow stream, or None.
+
+        When the caller has set `positions`, it sets `is_in_doubt` to False.
+        """
         answer = await self._read(wait_ms, ARROW)
         return None if answer is None else answer.content
 
@@ -204,8 +210,11 @@ class GroupReader:
         return answer
 
     async def _request(self, wait_ms: int, accept: str) -> Any:
-        """Read once, and again after failures. The retries are here, because after a lost response
-        the broker's positions are beyond the records that this client has."""
+        """Read once, and again after failures.
+
+        The retries are here, because after a lost response the broker's positions are beyond the
+        records that this client has.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._connection.retry_s
         pause_s = 0.1
@@ -254,9 +263,12 @@ class GroupReader:
     # -- positions
 
     async def _seek_to_own(self) -> None:
-        """Set the broker's positions to ours. A partition of which no record was returned is read
-        from its committed offset on, or from where auto.offset.reset says. (With latest and no
-        committed offset, records that arrived with the lost response are skipped.)"""
+        """Set the broker's positions to ours.
+
+        A partition of which no record was returned is read from its committed offset on, or from
+        where auto.offset.reset says. (With latest and no committed offset, records that arrived
+        with the lost response are skipped.)
+        """
         await self._read_assignment()
         offsets = dict(self.positions)
         unknown = [partition for partition in self.assigned if partition not in offsets]
@@ -300,8 +312,11 @@ class GroupReader:
         await self._connection.post(f"{self._path}/positions", json=body)
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Commit the next offsets to read. Return those that are committed: not those of partitions
-        that this member has lost. Raises ClientError."""
+        """Commit the next offsets to read.
+
+        Return those that are committed: not those of partitions that this member has lost. Raises
+        ClientError.
+        """
         left = dict(offsets)
         for _ in range(COMMIT_TRIES):
             if not left:

@@ -83,9 +83,11 @@ class PartitionReader:
                 return pages
 
     def _start_reads(self, wait_ms: int, tried: set[TopicPartition]) -> None:
-        """Start as many requests as the bounds allow. Only the request for a partition whose last
-        page was short waits at the broker for new records. The other responses are large, so there
-        are at most READS_AT_ONCE of them."""
+        """Start as many requests as the bounds allow.
+
+        Only the request for a partition whose last page was short waits at the broker for new
+        records. The other responses are large, so there are at most READS_AT_ONCE of them.
+        """
         large = len(self._reads) - len(self._polls)
         for partition in list(self.positions):
             if (

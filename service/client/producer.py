@@ -124,9 +124,11 @@ async def send_batch(
     idempotency_key: str,
     options: ProducerOptions,
 ) -> list[Delivered]:
-    """Send records, each a JSON object, in one request. Repeat it for up to `delivery_s`. Return
-    their places in the order of the request. Raises ClientError; then no record is in the log,
-    unless the error `is_unknown`."""
+    """Send records, each a JSON object, in one request.
+
+    Repeat it for up to `delivery_s`. Return their places in the order of the request. Raises
+    ClientError; then no record is in the log, unless the error `is_unknown`.
+    """
     answer = await connection.call(
         "POST",
         f"/topics/{quoted(topic)}",
@@ -175,8 +177,10 @@ class _Lane:
 
 
 class _ProducerTopic:
-    """A topic with its lanes. Until the number of partitions is known, `waiting` has the
-    records."""
+    """A topic with its lanes.
+
+    Until the number of partitions is known, `waiting` has the records.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -206,8 +210,11 @@ class AsyncProducer(Connected):
         on_delivered: Callable[[Sequence[Item], Sequence[Delivered]], None] | None = None,
         **bounds: Any,
     ) -> None:
-        """`bounds` are fields of ProducerOptions. `on_delivered` is called with each acknowledged
-        batch. A Connection as `servers` stays open at the end. Raises BadArgument."""
+        """`bounds` are fields of ProducerOptions.
+
+        `on_delivered` is called with each acknowledged batch. A Connection as `servers` stays open
+        at the end. Raises BadArgument.
+        """
         try:
             self.options = (options or ProducerOptions())._replace(**bounds)
         except ValueError as error:
@@ -244,9 +251,12 @@ class AsyncProducer(Connected):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> "asyncio.Future[Delivered]":
-        """Add a record; wait only while the buffer is full. The future has its place, or the
-        ClientError that names topic, partition and record. The first error of a kind for each topic
-        is also logged, for callers that do not await the future. Raises BadArgument or Closed."""
+        """Add a record; wait only while the buffer is full.
+
+        The future has its place, or the ClientError that names topic, partition and record. The
+        first error of a kind for each topic is also logged, for callers that do not await the
+        future. Raises BadArgument or Closed.
+        """
         record = encoded(self.options.format, value, key, headers, partition, timestamp_ms)
         outcome: asyncio.Future[Delivered] = asyncio.get_running_loop().create_future()
         outcome.add_done_callback(partial(self.report, topic))
@@ -254,8 +264,10 @@ class AsyncProducer(Connected):
         return outcome
 
     def report(self, topic: str, outcome: "asyncio.Future[Delivered] | Future[Delivered]") -> None:
-        """Log the error of a record, if it is the first of its kind for the topic. This also
-        retrieves the exception, because asyncio logs each one that no caller retrieves."""
+        """Log the error of a record, if it is the first of its kind for the topic.
+
+        This also retrieves the exception, because asyncio logs each one that no caller retrieves.
+        """
         if outcome.cancelled() or not isinstance(error := outcome.exception(), ClientError):
             return
         kind = topic, type(error), getattr(error, "code", 0)

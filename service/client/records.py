@@ -35,9 +35,12 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct):
-    """A record of a topic. `key` and `value` are bytes, or None for null; with `decode_key` or
-    `decode_value` of the consumer, they are what these functions return. `timestamp_ms` is in
-    milliseconds since the epoch."""
+    """A record of a topic.
+
+    `key` and `value` are bytes, or None for null; with `decode_key` or `decode_value` of the
+    consumer, they are what these functions return. `timestamp_ms` is in milliseconds since the
+    epoch.
+    """
 
     topic: str
     partition: int
@@ -139,8 +142,11 @@ def encoded(
     partition: int | None = None,
     timestamp_ms: int | None = None,
 ) -> JsonRecord:
-    """Encode a record. In format binary, key and value are bytes, str (UTF-8) or None. In format
-    json they are anything that msgspec encodes. Raises BadArgument."""
+    """Encode a record.
+
+    In format binary, key and value are bytes, str (UTF-8) or None. In format json they are anything
+    that msgspec encodes. Raises BadArgument.
+    """
     if partition is not None and partition < 0:
         raise BadArgument(f"partition {partition} is negative")
     more = header_values(headers)

@@ -15,8 +15,10 @@ LEARNED_MAX = 64
 
 
 class Servers:
-    """The URLs of brokers, without a slash at the end. `named` has those that the caller gave;
-    `learned` has those that a broker gave."""
+    """The URLs of brokers, without a slash at the end.
+
+    `named` has those that the caller gave; `learned` has those that a broker gave.
+    """
 
     def __init__(self, text: str) -> None:
         self.named = parsed(text)

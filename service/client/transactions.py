@@ -27,8 +27,10 @@ class GroupConsumer(Protocol):
 
 
 class AsyncTransaction:
-    """One transaction, from its first record to `commit`. `async with` commits it at the end; after
-    an exception in the block, nothing is sent."""
+    """One transaction, from its first record to `commit`.
+
+    `async with` commits it at the end; after an exception in the block, nothing is sent.
+    """
 
     def __init__(
         self,
@@ -69,16 +71,21 @@ class AsyncTransaction:
         self._topics.setdefault(topic, []).append(record)
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit the offsets at which `group` continues, by (topic, partition). The group has no
-        members; a member uses `commit_positions`."""
+        """Commit the offsets at which `group` continues, by (topic, partition).
+
+        The group has no members; a member uses `commit_positions`.
+        """
         self._check_open()
         listed = self._groups.setdefault(group, {"consumer_group_id": group, "offsets": []})
         listed["offsets"] += [_offset(partition, offset) for partition, offset in offsets.items()]
 
     def commit_positions(self, consumer: GroupConsumer) -> None:
-        """Commit the offsets of all records that `consumer` has delivered. It needs a group and
-        auto_commit=False. If its partitions go to another member before the commit, the broker
-        rejects the transaction (Refused, status 409), and the other member reads the records."""
+        """Commit the offsets of all records that `consumer` has delivered.
+
+        It needs a group and auto_commit=False. If its partitions go to another member before the
+        commit, the broker rejects the transaction (Refused, status 409), and the other member reads
+        the records.
+        """
         self._check_open()
         group_offsets = consumer.group_offsets()
         if group_offsets is None:
@@ -97,8 +104,11 @@ class AsyncTransaction:
         )
 
     async def commit(self) -> None:
-        """Commit all records and offsets. An empty transaction sends nothing. Raises ClientError:
-        then nothing is committed, unless the error `is_unknown`."""
+        """Commit all records and offsets.
+
+        An empty transaction sends nothing. Raises ClientError: then nothing is committed, unless
+        the error `is_unknown`.
+        """
         if not self._body:
             if not self._topics and not self._groups:
                 return

@@ -178,8 +178,10 @@ def _names(schema: pa.Schema) -> list[str]:
 def _conformed(
     batches: Sequence[pa.RecordBatch], columns: _Columns, now_ms: int, budget: DecodeBudget
 ) -> "tuple[pa.RecordBatch, Column | None]":
-    """Return all rows in CHUNK_SCHEMA with all timestamps, and their `partition` column. The rows
-    of all batches are converted at once, because each conversion costs ~10 us."""
+    """Return all rows in CHUNK_SCHEMA with all timestamps, and their `partition` column.
+
+    The rows of all batches are converted at once, because each conversion costs ~10 us.
+    """
     rows = sum(batch.num_rows for batch in batches)
     check_count(rows)
     budget.take(rows * RECORD_BYTES)
@@ -293,8 +295,11 @@ def _headers(chunks: Sequence[Any], budget: DecodeBudget) -> Column:
 
 
 def _pairs(lists: Any, count: int, budget: DecodeBudget) -> Any:
-    """Return the `count` pairs of the lists. Null lists may have pairs, too, which are omitted.
-    (Arrow's `flatten` would then compare the dictionaries again for each list.)"""
+    """Return the `count` pairs of the lists.
+
+    Null lists may have pairs, too, which are omitted. (Arrow's `flatten` would then compare the
+    dictionaries again for each list.)
+    """
     starts = lists.offsets.to_numpy()
     pairs = lists.values.slice(starts[0], starts[-1] - starts[0])
     if len(pairs) > count:
@@ -328,8 +333,10 @@ def _check_header_count(count: int) -> None:
 
 
 def _octets(chunks: Sequence[Any], budget: DecodeBudget) -> Any:
-    """Return the values of the chunks in a form that Arrow can cast to strings or binary. Take the
-    memory of the cast from the budget first."""
+    """Return the values of the chunks in a form that Arrow can cast to strings or binary.
+
+    Take the memory of the cast from the budget first.
+    """
     kind = chunks[0].type
     if isinstance(kind, pa.BaseExtensionType):
         return _octets([chunk.storage for chunk in chunks], budget)
@@ -357,8 +364,10 @@ def _dictionary_identity(budget: DecodeBudget, chunk: Any) -> object:
 
 
 def _looked_up(chunks: Sequence[Any], budget: DecodeBudget) -> Any:
-    """Return the values of chunks that share one dictionary, as views of its words. Take their size
-    from the budget."""
+    """Return the values of chunks that share one dictionary, as views of its words.
+
+    Take their size from the budget.
+    """
     dictionary = chunks[0].dictionary
     _validate(dictionary)
     words = _octets([dictionary], budget).cast(pa.binary())
@@ -396,8 +405,10 @@ _LOOKUP_BYTES = 48
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:
-    """Raise InvalidBody for a type that is not known to be safe. Ignored columns are checked too,
-    because Arrow reads all columns."""
+    """Raise InvalidBody for a type that is not known to be safe.
+
+    Ignored columns are checked too, because Arrow reads all columns.
+    """
     if name == "headers":
         is_taken, wanted = _is_pairs(kind), "a list of key and value, strings or binary"
     elif name == "timestamp":
@@ -512,9 +523,10 @@ _VIEWS_AT_ONCE = 4096
 
 
 def _check_views(column: Any) -> None:
-    """Raise InvalidBody if a view of a column lies outside the buffers of this column. Arrow's
-    validation skips the views of null values, but its casts read these views. A negative length in
-    such a view crashes the process.
+    """Raise InvalidBody if a view of a column lies outside the buffers of this column.
+
+    Arrow's validation skips the views of null values, but its casts read these views. A negative
+    length in such a view crashes the process.
     """
     lengths, _, numbers, starts = _views(column).T.astype(np.int64)
     sizes = [0 if data is None else data.size for data in column.buffers()[2:]]

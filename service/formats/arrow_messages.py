@@ -192,8 +192,10 @@ def cached_by_schema(function: Callable[[Octets], T]) -> Callable[[Octets], T]:
 
 @cached_by_schema
 def _schema_bytes(meta: Octets) -> int:
-    """Return the memory of a schema. Raises InvalidBody for too many fields, or for another order
-    of bytes."""
+    """Return the memory of a schema.
+
+    Raises InvalidBody for too many fields, or for another order of bytes.
+    """
     view = memoryview(meta)
     top = _Table(view, _U32(view, 0)[0])
     if top.scalar(1, _U8) != _SCHEMA:
@@ -242,8 +244,10 @@ def _weigh(top: _Table, batch: _Table, body: memoryview, budget: DecodeBudget) -
 
 
 def _unpacked_sizes(batch: _Table, body: memoryview) -> Iterator[int]:
-    """Yield the sizes of the compressed buffers: the first eight bytes of each. Arrow allocates
-    this size before it decompresses."""
+    """Yield the sizes of the compressed buffers: the first eight bytes of each.
+
+    Arrow allocates this size before it decompresses.
+    """
     buffers = batch.indirect(2)
     for number in range(batch.count(2)):
         offset, length = _SPAN.unpack_from(batch.meta, buffers + 4 + number * _SPAN.size)
@@ -261,8 +265,10 @@ def _unpacked_sizes(batch: _Table, body: memoryview) -> Iterator[int]:
 def _weigh_dictionary(
     top: _Table, body: memoryview, budget: DecodeBudget, dictionaries: dict[int, int]
 ) -> None:
-    """Take the memory of a dictionary from the budget; `dictionaries` has the bytes of each. Arrow
-    appends a delta to a copy of the dictionary."""
+    """Take the memory of a dictionary from the budget; `dictionaries` has the bytes of each.
+
+    Arrow appends a delta to a copy of the dictionary.
+    """
     dictionary = top.table(2)
     size = _weigh(top, dictionary.table(1), body, budget)
     identifier = dictionary.scalar(0, _I64)

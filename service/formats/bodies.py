@@ -69,8 +69,11 @@ because pydantic would take `true` for 1."""
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    """Decode a body. Raises BadBody if the body is not JSON, and InvalidBody if it is empty or does
-    not have the decoder's type."""
+    """Decode a body.
+
+    Raises BadBody if the body is not JSON, and InvalidBody if it is empty or does not have the
+    decoder's type.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

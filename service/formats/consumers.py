@@ -135,9 +135,11 @@ class Subscription(NamedTuple):
 
 
 class OffsetCommit(NamedTuple):
-    """Offsets to commit. `offsets` has the next offset to read, and the metadata, of each
-    partition. If it is None, the instance commits all records that it returned. If `is_silent`, the
-    answer is 204."""
+    """Offsets to commit.
+
+    `offsets` has the next offset to read, and the metadata, of each partition. If it is None, the
+    instance commits all records that it returned. If `is_silent`, the answer is 204.
+    """
 
     offsets: dict[TopicPartition, tuple[int, str]] | None
     is_silent: bool
@@ -235,8 +237,10 @@ def _ms(name: str, value: int | None, default: int, most: int = TIMEOUT_MS_MAX) 
 
 
 def decode_subscription(body: bytes) -> Subscription | None:
-    """Decode a subscription. If it has both topics and a pattern, return None, because every
-    dialect refuses both together."""
+    """Decode a subscription.
+
+    If it has both topics and a pattern, return None, because every dialect refuses both together.
+    """
     request = decode_body(body, _SUBSCRIPTION)
     if request.topics is not None and request.topic_pattern is not None:
         return None
@@ -253,11 +257,13 @@ def decode_partitions(body: bytes) -> list[TopicPartition]:
 
 
 def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
-    """Decode a commit of offsets. Clients of Confluent and Karapace send the last offset that was
-    read. Clients of Strimzi and Redpanda send the next offset to read. Redpanda's clients send the
-    field `partitions`, all others send `offsets`. `dialect` is STRIMZI if a client of Strimzi
-    created the instance. `decode_creation` recognises such a client by fields that only Strimzi
-    has."""
+    """Decode a commit of offsets.
+
+    Clients of Confluent and Karapace send the last offset that was read. Clients of Strimzi and
+    Redpanda send the next offset to read. Redpanda's clients send the field `partitions`, all
+    others send `offsets`. `dialect` is STRIMZI if a client of Strimzi created the instance.
+    `decode_creation` recognises such a client by fields that only Strimzi has.
+    """
     request = decode_body(body if body.strip() else b"{}", _COMMIT)
     is_strimzi = dialect == STRIMZI
     if request.partitions is not None:

@@ -35,9 +35,11 @@ _PAIR = re.compile(r"([0-9]{1,3}):(-1|[0-9]{1,19})")
 
 
 def beginning(offset: int) -> bytes:
-    """Return the first event of a stream: an id without data. A client that loses the connection
-    before the first record continues at this offset. Without the id, the client would continue
-    at the offset that is `latest` when it connects again."""
+    """Return the first event of a stream: an id without data.
+
+    A client that loses the connection before the first record continues at this offset. Without the
+    id, the client would continue at the offset that is `latest` when it connects again.
+    """
     return beginning_with(_id_before(offset))
 
 
@@ -61,8 +63,10 @@ def skipped(format_name: str, next_offset: int, page: RecordPage) -> bytes:
 
 
 def notice(format_name: str, kind: str, data: Any, event_id: bytes = b"") -> bytes:
-    """Return an event, or a line, that is not a record. If the event has an id, a client that
-    connects again with this id continues after the event."""
+    """Return an event, or a line, that is not a record.
+
+    If the event has an id, a client that connects again with this id continues after the event.
+    """
     body = msgspec.json.encode(data)
     if format_name != "sse":
         return body + b"\n"
@@ -71,9 +75,11 @@ def notice(format_name: str, kind: str, data: Any, event_id: bytes = b"") -> byt
 
 
 def failure(format_name: str, error: LogError, body: bytes, event_id: bytes = b"") -> bytes:
-    """Return the last event, or the last line, of a stream that ends with an error. `body` is the
-    body of the error. For an Undecodable, `event_id` is the id of the record that does not decode,
-    so an EventSource that connects again continues after this record."""
+    """Return the last event, or the last line, of a stream that ends with an error.
+
+    `body` is the body of the error. For an Undecodable, `event_id` is the id of the record that
+    does not decode, so an EventSource that connects again continues after this record.
+    """
     body = b'{"type":"error",' + body[1:]
     if format_name != "sse":
         return body + b"\n"
@@ -107,8 +113,10 @@ def pair(partition: int, offset: int) -> bytes:
 
 
 def parse_vector(text: str) -> dict[int, int] | None:
-    """Return the next offset of each partition in an event id. If the text is not such an id,
-    return None. This takes less than 1 ms for any text."""
+    """Return the next offset of each partition in an event id.
+
+    If the text is not such an id, return None. This takes less than 1 ms for any text.
+    """
     if len(text) > VECTOR_CHARS_MAX:
         return None
     offset_by_partition: dict[int, int] = {}

@@ -22,8 +22,11 @@ class FetchParams(NamedTuple):
 
 
 class FetchPage(NamedTuple):
-    """A fetch and its encoded records. Both end at `fetched.next_offset`, also if the page stops at
-    a record that does not decode. `fetched` has no pieces, because they may be large."""
+    """A fetch and its encoded records.
+
+    Both end at `fetched.next_offset`, also if the page stops at a record that does not decode.
+    `fetched` has no pieces, because they may be large.
+    """
 
     fetched: FetchResult
     page: RecordPage

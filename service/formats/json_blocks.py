@@ -26,8 +26,11 @@ _OPENING, _CLOSING, _IS_BRACE = ord("{"), ord("}"), ord("{") ^ ord("[")
 
 
 class Block(NamedTuple):
-    """The bytes of a text from a position to `end`. In `outside`, the bytes of strings are zero,
-    except for their closing quotes. `is_inside` means that a string goes on after the block."""
+    """The bytes of a text from a position to `end`.
+
+    In `outside`, the bytes of strings are zero, except for their closing quotes. `is_inside` means
+    that a string goes on after the block.
+    """
 
     outside: Octets
     end: int
@@ -35,8 +38,10 @@ class Block(NamedTuple):
 
 
 def block_of(text: bytes, start: int, is_inside: bool) -> Block:
-    """Return the block at this position, which is inside of a string or not. A block does not end
-    in the middle of an escape, so it may be a byte shorter than BLOCK."""
+    """Return the block at this position, which is inside of a string or not.
+
+    A block does not end in the middle of an escape, so it may be a byte shorter than BLOCK.
+    """
     piece = text[start : start + BLOCK]
     if b"\\" in piece:
         for escaped in _ESCAPED:
@@ -49,8 +54,10 @@ def block_of(text: bytes, start: int, is_inside: bool) -> Block:
 
 
 def _parities(bits: npt.NDArray[np.bool_], before: bool) -> Octets:
-    """Return for each bit whether it and the bits before it have an odd sum (0 or 1). `before` is
-    the sum of the bits of the blocks before."""
+    """Return for each bit whether it and the bits before it have an odd sum (0 or 1).
+
+    `before` is the sum of the bits of the blocks before.
+    """
     packed = np.zeros(-(-len(bits) // 64) * 8, np.uint8)
     packed[: -(-len(bits) // 8)] = np.packbits(bits, bitorder="little")
     words = packed.view("<u8")

@@ -420,8 +420,10 @@ _COLUMN_BY_FORMAT: dict[Format, Callable[[Any], Column]] = {
 
 
 def _header_slices(records: list[Any]) -> Iterator[list[list[JsonHeader] | None]]:
-    """Return the headers of all records. If they are not decoded yet, decode those of a few records
-    at a time."""
+    """Return the headers of all records.
+
+    If they are not decoded yet, decode those of a few records at a time.
+    """
     if not isinstance(records[0].headers, Raw):
         yield [record.headers for record in records]
         return
@@ -498,8 +500,11 @@ def _lacks_records(message: str, body: bytes) -> bool:
 
 
 def _not_base64(message: str, body: bytes) -> str:
-    """Return Karapace's message, which quotes the value that is not base64. For a key or a value it
-    also says how to send JSON, because this is the first request of many clients."""
+    """Return Karapace's message, which quotes the value that is not base64.
+
+    For a key or a value it also says how to send JSON, because this is the first request of many
+    clients.
+    """
     path = _PATH.search(message)
     if path is None:
         return message

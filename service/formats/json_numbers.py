@@ -66,15 +66,19 @@ class NumberTooLarge(ValueError):
 
 
 def check_numbers(text: bytes) -> None:
-    """Raise NumberTooLarge for a JSON text with a number beyond the range of a double. The text may
-    also be several JSON texts with white space between them."""
+    """Raise NumberTooLarge for a JSON text with a number beyond the range of a double.
+
+    The text may also be several JSON texts with white space between them.
+    """
     if _may_overflow(text) and _overflows(text):
         raise NumberTooLarge
 
 
 def _may_overflow(text: bytes) -> bool:
-    """Return whether the text has the digits or the exponent of a number beyond the range. A string
-    in the text may have them, too."""
+    """Return whether the text has the digits or the exponent of a number beyond the range.
+
+    A string in the text may have them, too.
+    """
     if len(text) <= SMALL:
         alike = text.translate(_ALIKE)
         if len(text) >= DIGITS_MIN and DIGITS in alike:
@@ -108,8 +112,11 @@ def _may_block_overflow(text: bytes) -> bool:
 
 
 def _is_large_exponent(text: bytes, position: int) -> bool:
-    """Return whether the `e` at this place begins a large exponent of a number. The number must
-    stand where JSON allows a number, so hexadecimal digits in a string do not count."""
+    """Return whether the `e` at this place begins a large exponent of a number.
+
+    The number must stand where JSON allows a number, so hexadecimal digits in a string do not
+    count.
+    """
     mantissa = text[max(position - MANTISSA_MAX - 1, 0) : position]
     before = mantissa.rstrip(_IN_NUMBER)
     if len(before) == len(mantissa) or (before and before[-1] not in _BEFORE_NUMBER):

@@ -122,8 +122,10 @@ def encode_placements(
 
 
 class _Fixed(NamedTuple):
-    """The texts between the fields of one partition's records. `encode` encodes a column of keys or
-    values. It raises NotDecodable."""
+    """The texts between the fields of one partition's records.
+
+    `encode` encodes a column of keys or values. It raises NotDecodable.
+    """
 
     where: TopicPartition
     fmt: Format
@@ -210,8 +212,10 @@ def _merged(
 
 
 def _parts(batch: pa.RecordBatch, extra: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-    """Divide a large batch of texts. Texts that are escaped become Python objects, then columns,
-    each of up to six times their bytes."""
+    """Divide a large batch of texts.
+
+    Texts that are escaped become Python objects, then columns, each of up to six times their bytes.
+    """
     heavy = weight(batch)
     if heavy <= PART_BYTES:
         yield batch, extra
@@ -341,8 +345,11 @@ def _few_reports(places: Iterable[int], bases: dict[int, int]) -> tuple[bytes]:
 
 
 def _mixed_reports(places: npt.NDArray[np.int64], bases: dict[int, int]) -> tuple[bytes]:
-    """A partition's offsets are consecutive, so `_decimals` encodes them at once. Then each record
-    takes the next text of its partition, in calls without Python code: ~80 ns a record."""
+    """A partition's offsets are consecutive, so `_decimals` encodes them at once.
+
+    Then each record takes the next text of its partition, in calls without Python code: ~80 ns a
+    record.
+    """
     following: dict[int, Iterator[bytes]] = {}
     for partition, rows in tally(places, len(places)):
         begin, end = b'{"partition":%d,"offset":' % partition, f"{_REPORT_END},|".encode()

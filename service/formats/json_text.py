@@ -42,8 +42,11 @@ class NeedsRegistry(ValueError):
 
 
 class Undecodable(InvalidRequest):
-    """A record cannot be encoded in the requested format. `part` is its key or its value. The
-    message begins like the proxies' messages (DIALECTS, errors)."""
+    """A record cannot be encoded in the requested format.
+
+    `part` is its key or its value. The message begins like the proxies' messages (DIALECTS,
+    errors).
+    """
 
     status = 422
     code = 422
@@ -190,8 +193,10 @@ def base64(column: Any) -> Any:
 
 
 def headers(column: Any) -> list[Any]:
-    """Encode `,"headers":[{"key","value"},...]` for records with headers. If no record has headers,
-    return an empty list."""
+    """Encode `,"headers":[{"key","value"},...]` for records with headers.
+
+    If no record has headers, return an empty list.
+    """
     if column.null_count == len(column):
         return []
     flat = column.flatten()
@@ -208,8 +213,10 @@ def headers(column: Any) -> list[Any]:
 
 
 def _octets(column: Any) -> bytes:
-    """Return the bytes of all values, one after the other. For a slice, return only its own
-    values."""
+    """Return the bytes of all values, one after the other.
+
+    For a slice, return only its own values.
+    """
     bounds = _bounds(column)
     data = column.buffers()[2]
     return data[int(bounds[0]) : int(bounds[-1])].to_pybytes() if data else b""

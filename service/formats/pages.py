@@ -58,8 +58,10 @@ class RecordPage(msgspec.Struct, frozen=True, gc=False):
     first_wrong: int = 0
 
     def end(self, next_offset: int) -> int:
-        """Return the offset at which the next read begins. If the page stopped before a record,
-        it is the offset of this record, else `next_offset`."""
+        """Return the offset at which the next read begins.
+
+        If the page stopped before a record, it is the offset of this record, else `next_offset`.
+        """
         return next_offset if self.stopped is None else self.stopped.offset
 
     @property
@@ -78,9 +80,11 @@ def encode_page(
     framing: json_out.Framing = "array",
     on_error: OnError = "stop",
 ) -> RecordPage:
-    """Encode records as `json_out.encode_records` does. `on_error` decides about records that do
-    not decode. A page with such a record, or in a format with schemas, costs 1 to 2 us more for
-    each of its records."""
+    """Encode records as `json_out.encode_records` does.
+
+    `on_error` decides about records that do not decode. A page with such a record, or in a format
+    with schemas, costs 1 to 2 us more for each of its records.
+    """
     records = sum(map(len, batches))
     if fmt not in SCHEMA_FORMATS or not records:
         try:
@@ -95,8 +99,10 @@ def encode_page(
 
 
 def _written(fmt: ReadFormat) -> Format:
-    """Return the format in which json_out writes. Keys and values in a format with schemas become
-    null and base64, which are JSON."""
+    """Return the format in which json_out writes.
+
+    Keys and values in a format with schemas become null and base64, which are JSON.
+    """
     return "json" if fmt in SCHEMA_FORMATS else cast("Format", fmt)
 
 
@@ -125,9 +131,11 @@ def check_first(
 def headers_of(
     pages: Iterable[RecordPage], failure: Exception | None = None
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of an answer with these pages. They name the number of skipped records,
-    the first skipped record, and the first record at which a page stopped. `failure` is the error
-    of a partition without a page."""
+    """Return the headers of an answer with these pages.
+
+    They name the number of skipped records, the first skipped record, and the first record at which
+    a page stopped. `failure` is the error of a partition without a page.
+    """
     skipped, first_skipped = 0, ""
     stopped = failure if isinstance(failure, Undecodable) else None
     for page in pages:
@@ -145,8 +153,10 @@ def headers_of(
 
 
 def _other_key(fmt: ReadFormat, octets: bytes) -> bytes | None:
-    """Return the JSON string of a key that does not decode in this format, if that is no error. If
-    it is an error, return None."""
+    """Return the JSON string of a key that does not decode in this format, if that is no error.
+
+    If it is an error, return None.
+    """
     if fmt in SCHEMA_FORMATS:
         is_framed = octets.startswith(_FRAMING_MAGIC) and len(octets) >= _FRAMING_BYTES
         return None if is_framed else json_text.to_json(octets)  # base64
@@ -185,9 +195,11 @@ class _Mixed:
         self._decodable = pa.RecordBatch.from_arrays(columns, schema=self._batch.schema)
 
     def _part(self, part: Any, rows: list[int]) -> Any:
-        """Return the keys or values as a column. `rows` are the rows to check. There, a value that
-        does not decode becomes null, and a key that does not decode becomes the result of
-        `_other_key`."""
+        """Return the keys or values as a column.
+
+        `rows` are the rows to check. There, a value that does not decode becomes null, and a key
+        that does not decode becomes the result of `_other_key`.
+        """
         column = self._batch.column(part)
         if json_text.all_decode(self._fmt, column):
             return column

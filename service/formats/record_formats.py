@@ -64,8 +64,11 @@ def format_of_accept(accept: bytes) -> str:
 
 
 def embedded_format(query: dict[str, str], format_name: str) -> str:
-    """Return the format of keys and values. For lines and events, it is the parameter `format`. For
-    a JSON array, it is the format of the answer. Raises InvalidParameter."""
+    """Return the format of keys and values.
+
+    For lines and events, it is the parameter `format`. For a JSON array, it is the format of the
+    answer. Raises InvalidParameter.
+    """
     if format_name in READ_FORMATS:
         return format_name
     embedded = query.get("format", "json")
@@ -136,11 +139,14 @@ ON_ERROR_HEADERS = (
 
 
 class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings with base64 or text. In formats avro,
-    jsonschema and protobuf, `key` is base64 or null, and `value` is null.
+    """One record.
+
+    `key` and `value` are JSON, or strings with base64 or text. In formats avro, jsonschema and
+    protobuf, `key` is base64 or null, and `value` is null.
 
     In format json, `key_format` is `text` if the key is text but not JSON. With `on_error=raw`, a
-    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
+    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes.
+    """
 
     topic: str
     key: Any

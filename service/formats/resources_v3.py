@@ -136,8 +136,11 @@ class ConfigSynonym(BaseModel):
 
 
 class ConfigData(Resource):
-    """Fields of every config. `source` is that of `value`. `synonyms` are the values by precedence:
-    first the one in effect, last the built-in default."""
+    """Fields of every config.
+
+    `source` is that of `value`. `synonyms` are the values by precedence: first the one in effect,
+    last the built-in default.
+    """
 
     name: str
     value: str
@@ -209,8 +212,10 @@ class EmptyList(BaseModel):
 
 
 class ResourceFactory:
-    """Factory of the resources of one response. `mount` is the path of the API that the
-    client used, `/v3` or `/kafka/v3`."""
+    """Factory of the resources of one response.
+
+    `mount` is the path of the API that the client used, `/v3` or `/kafka/v3`.
+    """
 
     def __init__(self, client_url: ClientUrl, mount: str, cluster_id: str) -> None:
         self.cluster_id = cluster_id

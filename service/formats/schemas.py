@@ -42,8 +42,10 @@ class _Schemas(msgspec.Struct):
 
 
 def schema_error(body: bytes) -> LogError:
-    """Return the error of Kafka's REST proxies for a body that needs a schema registry. Raises
-    RecordTooLarge."""
+    """Return the error of Kafka's REST proxies for a body that needs a schema registry.
+
+    Raises RecordTooLarge.
+    """
     check_records(body)
     try:
         schemas = msgspec.json.decode(body, type=_Schemas)

@@ -35,8 +35,10 @@ class PageKey(NamedTuple):
 
 
 class ReadKey(NamedTuple):
-    """The parameters of a read, and the offsets that its partition had. `losses` is `Log.losses` at
-    the time."""
+    """The parameters of a read, and the offsets that its partition had.
+
+    `losses` is `Log.losses` at the time.
+    """
 
     topic_id: str
     view: FetchParams

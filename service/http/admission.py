@@ -60,8 +60,11 @@ LOG_PERIOD_S = 10.0
 
 
 class Phase(Enum):
-    """The event that a connection waits for. If a phase takes too long, the listener closes the
-    connection, and `Admission.ended` counts it by the phase's value."""
+    """The event that a connection waits for.
+
+    If a phase takes too long, the listener closes the connection, and `Admission.ended` counts it
+    by the phase's value.
+    """
 
     HANDSHAKE = "handshake"
     """The end of the TLS handshake."""
@@ -195,8 +198,10 @@ class _Crowd(Generic[G]):
         self, bound: int, newcomer: str, idle_of: Callable[[G], bool | None]
     ) -> G | None:
         """Return the connection to close for a new one of the owner `newcomer` (A3, A5), or None.
+
         `idle_of` returns whether a connection has been idle since the last check, or None if it has
-        a request under way."""
+        a request under way.
+        """
         if self.unproved:
             return next(iter(self.unproved))
         owners = len(self._owners) + (newcomer not in self._owners)
@@ -256,8 +261,11 @@ class Admission(Generic[G]):
         return len(self._seen)
 
     def bounds(self) -> dict[str, int]:
-        """Return the maximum bytes of each part of the process's memory. Their sum, plus the memory
-        that a process without records needs, bounds the resident memory of this process."""
+        """Return the maximum bytes of each part of the process's memory.
+
+        Their sum, plus the memory that a process without records needs, bounds the resident memory
+        of this process.
+        """
         limits = self.limits
         most = limits.connections_max + limits.spare_max
         return {
@@ -270,8 +278,11 @@ class Admission(Generic[G]):
     # -- connections
 
     def arrive(self, guest: G, address: str) -> G | None:
-        """Count a new connection. If the caller must close another connection for it, stop counting
-        that connection and return it. Else return None."""
+        """Count a new connection.
+
+        If the caller must close another connection for it, stop counting that connection and return
+        it. Else return None.
+        """
         limits, seen = self.limits, _LastCheck(network_of(address))
         of_address = self._addresses.get(seen.address) or _Crowd()
         full, bound = None, limits.connections_max
@@ -307,8 +318,10 @@ class Admission(Generic[G]):
         return phase is seen.phase and progress == seen.progress
 
     def prove(self, guest: G) -> None:
-        """Note that the client has sent what proves its connection (A3). `guest.owner` is its owner
-        from now on."""
+        """Note that the client has sent what proves its connection (A3).
+
+        `guest.owner` is its owner from now on.
+        """
         seen = self._seen.get(guest)
         if seen is None or seen.is_spare or seen.owner is not None:
             return
@@ -337,9 +350,11 @@ class Admission(Generic[G]):
     # -- clocks
 
     def overdue(self, now_s: float) -> tuple[list[tuple[G, Phase]], bool]:
-        """Check the next WATCHED_MAX connections. Return the connections whose time is over, and
-        whether this call ends the round over all connections. The caller begins a round about once
-        a second."""
+        """Check the next WATCHED_MAX connections.
+
+        Return the connections whose time is over, and whether this call ends the round over all
+        connections. The caller begins a round about once a second.
+        """
         overdue_guests: list[tuple[G, Phase]] = []
         looked = 0
         for guest in islice(self._round, WATCHED_MAX):
@@ -373,9 +388,11 @@ class Admission(Generic[G]):
     # -- log lines
 
     def line(self, now_s: float) -> int | None:
-        """Decide whether to log a bad request. At most LOG_LINES are logged in LOG_PERIOD_S. Return
-        None if it must not be logged. Else return the number of bad requests that were not logged
-        since the last line."""
+        """Decide whether to log a bad request.
+
+        At most LOG_LINES are logged in LOG_PERIOD_S. Return None if it must not be logged. Else
+        return the number of bad requests that were not logged since the last line.
+        """
         self._lines = [at_s for at_s in self._lines if now_s - at_s < LOG_PERIOD_S]
         if len(self._lines) >= LOG_LINES:
             self._unlogged += 1

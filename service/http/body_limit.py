@@ -41,8 +41,10 @@ def set_limit(scope: Scope, limit: BodyLimit | None) -> None:
 
 
 async def limited_body(call: HttpRequest) -> bytes:
-    """Read a body without records, up to the limit of its route. Raises TooManyValues, and what
-    HttpRequest.body raises."""
+    """Read a body without records, up to the limit of its route.
+
+    Raises TooManyValues, and what HttpRequest.body raises.
+    """
     limit: BodyLimit = call.scope.get(_SCOPE_KEY, SMALL_BODY)
     body = await call.body(limit.bytes_max)
     values = values_bound(body)

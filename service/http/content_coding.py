@@ -65,7 +65,9 @@ class UnpacksToMore(RecordTooLarge):
 
 def coding_of_body(header: bytes) -> bytes:
     """Return the coding of a body with this Content-Encoding, or an empty name for no coding.
-    Raises UnsupportedEncoding."""
+
+    Raises UnsupportedEncoding.
+    """
     name = header.strip().lower()
     if name in _IDENTITY:
         return b""
@@ -87,8 +89,10 @@ def unpack(body: bytes, coding: bytes, bytes_max: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def coding_of_answer(accept_encoding: bytes, *, is_hot: bool) -> bytes:
-    """Return the coding of a large answer to a client with this Accept-Encoding. For no coding,
-    return an empty name."""
+    """Return the coding of a large answer to a client with this Accept-Encoding.
+
+    For no coding, return an empty name.
+    """
     qualities: dict[bytes, float] = {}
     for part in accept_encoding.lower().split(b","):
         name, _, parameter = part.partition(b";")

@@ -83,8 +83,10 @@ class ErrorBody(BaseModel):
 
 
 class TopicNotHosted(UnknownTopic):
-    """The topic in the path of GET /topics/NAME, or of a v3 route, does not exist. This error has
-    Kafka's message and code 40403. The other routes use 40401 (UnknownTopic)."""
+    """The topic in the path of GET /topics/NAME, or of a v3 route, does not exist.
+
+    This error has Kafka's message and code 40403. The other routes use 40401 (UnknownTopic).
+    """
 
     status = 404
     code = 40403

@@ -41,8 +41,10 @@ LINGER_S = 2.0
 
 
 def last_answer(status: HTTPStatus, why: str) -> bytes:
-    """Return the bytes of an answer to an invalid or incomplete request. The caller closes the
-    connection after it."""
+    """Return the bytes of an answer to an invalid or incomplete request.
+
+    The caller closes the connection after it.
+    """
     body = error_body(status, why)
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
     return STATUS_LINE[status] + head + b"\r\n\r\n" + body
@@ -57,8 +59,11 @@ async def busy(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Flow(FlowControl):
-    """The flow control of a connection. While requests wait for the answers to earlier requests,
-    nothing is read. Without this rule, each served request would let one more packet in (I10)."""
+    """The flow control of a connection.
+
+    While requests wait for the answers to earlier requests, nothing is read. Without this rule,
+    each served request would let one more packet in (I10).
+    """
 
     def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
         super().__init__(transport)
@@ -72,8 +77,10 @@ class Flow(FlowControl):
             self.arrivals = [arrival for arrival in self.arrivals if arrival.settle() is None]
 
     def end_arrivals(self, *, is_clean: bool) -> None:
-        """Decide about all watched answers, because the connection ends now. It ends clean if
-        neither a reset nor an error ended it."""
+        """Decide about all watched answers, because the connection ends now.
+
+        It ends clean if neither a reset nor an error ended it.
+        """
         for arrival in self.arrivals:
             if is_clean:
                 arrival.settle(is_last=True)
@@ -86,9 +93,12 @@ class Flow(FlowControl):
 
 
 class Exchange(RequestResponseCycle, WholeExchange):
-    """One request and its answer. `answer` and `send` return when the socket has taken all bytes
-    except a bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps
-    its share of the memory."""
+    """One request and its answer.
+
+    `answer` and `send` return when the socket has taken all bytes except a bounded rest
+    (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps its share of the
+    memory.
+    """
 
     arrival: Arrival | None = None
     """The arrival of the answer, if the application watches it."""

@@ -123,9 +123,11 @@ class Records:
         self._header = b""  # the part of a header that has come
 
     def split(self, data: bytes | bytearray) -> list[tuple[bytes | memoryview, int]]:
-        """Split bytes into pieces in which at most PIECE_RECORDS records end. A piece ends with the
-        record that reaches PIECE_BYTES. Return each piece with the number of records that end in
-        it."""
+        """Split bytes into pieces in which at most PIECE_RECORDS records end.
+
+        A piece ends with the record that reaches PIECE_BYTES. Return each piece with the number of
+        records that end in it.
+        """
         end, records, begin = self._left, 0, 0
         if self._header:
             data, self._header = self._header + data, b""

@@ -49,9 +49,11 @@ _NO_SYN = (  # classic BPF on a TCP header: drop a packet with SYN, take all oth
 def bound_sockets(
     host: str, port: int, *, role: str = "", is_shared: bool = False
 ) -> list[socket.socket]:
-    """Return a bound socket for each address of the host. The sockets do not listen yet. With
-    `is_shared`, several processes may bind the port, and the kernel distributes the connections
-    (SO_REUSEPORT). Raises LogError."""
+    """Return a bound socket for each address of the host.
+
+    The sockets do not listen yet. With `is_shared`, several processes may bind the port, and the
+    kernel distributes the connections (SO_REUSEPORT). Raises LogError.
+    """
     bound: list[socket.socket] = []
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_PASSIVE)
@@ -76,8 +78,10 @@ def cannot_listen(host: str, port: int, role: str, error: OSError) -> LogError:
 
 
 def begin_no_connections(sockets: Iterable[socket.socket]) -> None:
-    """Let the sockets begin no new connections. Connections in their queues are not affected. On
-    other systems than Linux, do nothing."""
+    """Let the sockets begin no new connections.
+
+    Connections in their queues are not affected. On other systems than Linux, do nothing.
+    """
     if sys.platform != "linux":
         return
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in _NO_SYN)

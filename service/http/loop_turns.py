@@ -63,9 +63,11 @@ class Turns:
     def wait_for_task(
         self, owner: str, connection: object, begin: Work, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Call `begin`, which begins or resumes a task, when it is the owner's turn. One task has a
-        turn in an iteration, because its work is done in the next one, which this iteration cannot
-        measure."""
+        """Call `begin`, which begins or resumes a task, when it is the owner's turn.
+
+        One task has a turn in an iteration, because its work is done in the next one, which this
+        iteration cannot measure.
+        """
         self.wait(owner, connection, partial(self._begin_task, begin), loop)
 
     def _begin_task(self, begin: Work) -> None:

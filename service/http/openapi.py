@@ -81,8 +81,11 @@ def completed(
 
 
 def error_answer(path: str, description: str) -> dict[str, Any]:
-    """Return the description of an error of the operation at `path`. If a `model` were given
-    instead, it would cost FastAPI ~1 ms for each error of each route when a broker starts."""
+    """Return the description of an error of the operation at `path`.
+
+    If a `model` were given instead, it would cost FastAPI ~1 ms for each error of each route when a
+    broker starts.
+    """
     return {"description": description, "content": {media_type_of_errors(path).decode(): _ERROR}}
 
 

@@ -37,8 +37,11 @@ T = TypeVar("T")
 
 
 class _Turns:
-    """The handlers that wait for their next slice. The event loop runs one slice between two of its
-    turns, so many handlers together do not hold it for longer than one."""
+    """The handlers that wait for their next slice.
+
+    The event loop runs one slice between two of its turns, so many handlers together do not hold it
+    for longer than one.
+    """
 
     _of_loops: ClassVar["WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns]"] = (
         WeakKeyDictionary()
@@ -94,16 +97,20 @@ async def sliced(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class Page(NamedTuple):
-    """The page that a request asks for: `size` items at most, after the key `after`. `query` has
-    the other parameters of the request."""
+    """The page that a request asks for: `size` items at most, after the key `after`.
+
+    `query` has the other parameters of the request.
+    """
 
     size: int
     after: Any
     query: tuple[tuple[str, str], ...] = ()
 
     def position(self, *kinds: type) -> tuple[Any, ...] | None:
-        """Return the parts of the key `after`, or None for the first page. Raises InvalidParameter
-        if the parts do not have the types `kinds`."""
+        """Return the parts of the key `after`, or None for the first page.
+
+        Raises InvalidParameter if the parts do not have the types `kinds`.
+        """
         if self.after is None:
             return None
         parts = self.after if isinstance(self.after, list) else [self.after]
@@ -112,8 +119,10 @@ class Page(NamedTuple):
         return tuple(parts)
 
     def key(self, kind: type[K]) -> K | None:
-        """Return the key `after`, or None for the first page. Raises InvalidParameter if the key
-        does not have the type `kind`."""
+        """Return the key `after`, or None for the first page.
+
+        Raises InvalidParameter if the key does not have the type `kind`.
+        """
         position = self.position(kind)
         return None if position is None else position[0]
 

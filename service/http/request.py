@@ -60,8 +60,10 @@ class HttpResponse(NamedTuple):
 
 
 class WholeExchange:
-    """A request and its answer without ASGI messages. `receive` and `send` of a request are methods
-    of this object, unless an application wraps them."""
+    """A request and its answer without ASGI messages.
+
+    `receive` and `send` of a request are methods of this object, unless an application wraps them.
+    """
 
     disconnected: bool
     """Whether the client has ended the connection. Threads read it."""
@@ -77,8 +79,11 @@ class WholeExchange:
         raise NotImplementedError
 
     def watch(self) -> Arrival:
-        """Watch whether the answer arrives. Call this just before the answer. Raises ClientGone if
-        the client has ended the connection, perhaps in the same packet as the request."""
+        """Watch whether the answer arrives.
+
+        Call this just before the answer. Raises ClientGone if the client has ended the connection,
+        perhaps in the same packet as the request.
+        """
         raise NotImplementedError
 
 
@@ -88,8 +93,11 @@ def _whole_exchange(method: object) -> WholeExchange | None:
 
 
 class BodyMemory(NamedTuple):
-    """The memory of the bodies of a listener, and the threads in which they are unpacked. Without
-    `threads`, they are unpacked at once: brokers do not compress what they send to each other."""
+    """The memory of the bodies of a listener, and the threads in which they are unpacked.
+
+    Without `threads`, they are unpacked at once: brokers do not compress what they send to each
+    other.
+    """
 
     pool: MemoryPool
     threads: UnpackThreads | None = None
@@ -239,8 +247,10 @@ class HttpRequest:
         return UNPROVED_CALLER if rights is None else rights
 
     def release(self) -> None:
-        """Give the memory of the body back, and hold none from now on. Called when the body is
-        freed, and at the end of the request."""
+        """Give the memory of the body back, and hold none from now on.
+
+        Called when the body is freed, and at the end of the request.
+        """
         if self.share is not None:
             self.share.end()
         self.bodies = None
@@ -270,14 +280,19 @@ class HttpRequest:
         await self.send({"type": "http.response.body", "body": body})
 
     def watch(self) -> Arrival | None:
-        """Watch whether the answer arrives at the client; call this just before the answer. Return
-        None if the request has no connection of its own. Raises ClientGone."""
+        """Watch whether the answer arrives at the client; call this just before the answer.
+
+        Return None if the request has no connection of its own. Raises ClientGone.
+        """
         return None if self._exchange is None else self._exchange.watch()
 
     async def until_delivered(self) -> None:
-        """Wait until the answer has arrived at the client of another broker. Here, the broker has
-        a connection to the client, so `watch` shows the arrival. The subclass ForwardedCall
-        (service.peers.forwarding) waits for `Forwarded.settle`. Raises ClientGone, TimeoutError."""
+        """Wait until the answer has arrived at the client of another broker.
+
+        Here, the broker has a connection to the client, so `watch` shows the arrival. The subclass
+        ForwardedCall (service.peers.forwarding) waits for `Forwarded.settle`. Raises ClientGone,
+        TimeoutError.
+        """
 
     async def start_stream(
         self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()

@@ -23,8 +23,11 @@ from tidelog.service.http.media_types import (
 
 
 class Permission(NamedTuple):
-    """An operation on a resource. The path parameter `parameter` has the resource's name. If
-    `parameter` is empty, the resource is the cluster."""
+    """An operation on a resource.
+
+    The path parameter `parameter` has the resource's name. If `parameter` is empty, the resource is
+    the cluster.
+    """
 
     operation: str
     resource_type: str
@@ -72,8 +75,10 @@ _V2_PREFIXES = ("/topics", "/brokers", "/consumers", "/admin/")
 
 
 def media_type_of_errors(path: str) -> bytes:
-    """Return the media type of an error's body. It depends on the path, not on the route, because a
-    path without a route gets an error, too."""
+    """Return the media type of an error's body.
+
+    It depends on the path, not on the route, because a path without a route gets an error, too.
+    """
     return V2.media_type if path.startswith(_V2_PREFIXES) else JSON
 
 

@@ -70,8 +70,10 @@ class Above(Protocol):
         ...
 
     def on_failed(self, reason: str) -> None:
-        """End the connection, because its bytes are not TLS or its handshake failed. `reason` is
-        OpenSSL's name."""
+        """End the connection, because its bytes are not TLS or its handshake failed.
+
+        `reason` is OpenSSL's name.
+        """
         ...
 
     def on_displaced(self) -> None:
@@ -128,8 +130,10 @@ class TlsTransport:
     # -- reading
 
     def received(self, data: bytes) -> None:
-        """Take bytes from the socket. The protocol above gets their plain text, at once or when the
-        handshake is done."""
+        """Take bytes from the socket.
+
+        The protocol above gets their plain text, at once or when the handshake is done.
+        """
         if self._is_shut:
             return
         if self.is_open:
@@ -258,8 +262,10 @@ class TlsTransport:
         self._encrypt()
 
     def _encrypt(self) -> None:
-        """Encrypt up to STEP_BYTES of the queue, unless the socket's buffer is full. The next turn
-        of the loop, or `resume_writing`, continues with the rest."""
+        """Encrypt up to STEP_BYTES of the queue, unless the socket's buffer is full.
+
+        The next turn of the loop, or `resume_writing`, continues with the rest.
+        """
         left = STEP_BYTES
         while self._waiting and left and not self._is_raw_paused:
             data = self._waiting.popleft()
@@ -298,8 +304,11 @@ class TlsTransport:
     # -- the end
 
     def refuse(self, answer: bytes) -> None:
-        """Answer a client whose handshake failed. Send `answer` in plain text or, if `answer` is
-        empty, send the TLS alert. The caller closes the connection."""
+        """Answer a client whose handshake failed.
+
+        Send `answer` in plain text or, if `answer` is empty, send the TLS alert. The caller closes
+        the connection.
+        """
         if answer:
             _ = self._outgoing.read()
             self._raw.write(answer)
@@ -373,9 +382,11 @@ class CountedTransport:
         self._transport.write(data)
 
     def close(self) -> None:
-        """Close. If `linger_s` is set, send EOF now and close after this time. If the broker closed
-        while the client still sends, TCP would reset the connection, and the client could lose the
-        answer."""
+        """Close.
+
+        If `linger_s` is set, send EOF now and close after this time. If the broker closed while the
+        client still sends, TCP would reset the connection, and the client could lose the answer.
+        """
         if not self.linger_s:
             self._transport.close()
             return
@@ -422,8 +433,11 @@ class CountedTransport:
 
 
 class Arrival:
-    """The arrival of one answer. Owned by the event loop of its connection; lives until the
-    client's next read, which may come on another connection."""
+    """The arrival of one answer.
+
+    Owned by the event loop of its connection; lives until the client's next read, which may come on
+    another connection.
+    """
 
     __slots__ = ("_deadline_s", "_transport", "_verdict", "_waiter")
 
@@ -438,8 +452,11 @@ class Arrival:
         self._deadline_s = now_s + ACKNOWLEDGED_S
 
     def settle(self, *, is_last: bool = False) -> bool | None:
-        """Look at the connection. Return True if the answer has arrived, False if it counts as
-        lost, None if neither is known yet. With `is_last`, the connection ends now."""
+        """Look at the connection.
+
+        Return True if the answer has arrived, False if it counts as lost, None if neither is known
+        yet. With `is_last`, the connection ends now.
+        """
         transport = self._transport
         if transport is not None:
             # In this order: a reset between the two looks empties the queue, and is seen then.
@@ -456,8 +473,10 @@ class Arrival:
             self._decide(has_arrived=False)
 
     async def has_arrived(self) -> bool:
-        """Return whether the answer has arrived. Waits up to ACKNOWLEDGED_S after it was
-        written."""
+        """Return whether the answer has arrived.
+
+        Waits up to ACKNOWLEDGED_S after it was written.
+        """
         loop = asyncio.get_running_loop()
         pause_s = LOOK_S_MIN
         while (verdict := self.settle()) is None:
@@ -488,7 +507,9 @@ def is_reset(transport: CountedTransport) -> bool:
 
 def unacknowledged(transport: CountedTransport) -> int:
     """Return how many bytes before the end of the connection the client's TCP has not acknowledged.
-    Bytes that wait for the socket count too."""
+
+    Bytes that wait for the socket count too.
+    """
     queue = fcntl.ioctl(_fd(transport), termios.TIOCOUTQ, _NOTHING)
     (size,) = struct.unpack("i", queue)
     return max(0, transport.get_write_buffer_size() + size - transport.end_bytes)

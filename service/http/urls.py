@@ -35,8 +35,11 @@ class ClientUrl(NamedTuple):
 
 
 def clean_path(path: str) -> str:
-    """Return a path with single slashes and no slash at its end. `kafka-bridge-client` sends `//`,
-    and many clients send a slash at the end. A redirect would lose the body of a POST."""
+    """Return a path with single slashes and no slash at its end.
+
+    `kafka-bridge-client` sends `//`, and many clients send a slash at the end. A redirect would
+    lose the body of a POST.
+    """
     if "//" in path:
         path = _SLASHES.sub("/", path)
     return path if path == "/" else path.removesuffix("/")
@@ -48,8 +51,10 @@ def host_of_url(host: str) -> str:
 
 
 def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
-    """Return this broker's address for the client of a request. If `advertised` is set, return
-    it."""
+    """Return this broker's address for the client of a request.
+
+    If `advertised` is set, return it.
+    """
     if advertised:
         split = urlsplit(advertised)
         host = host_of_url(split.hostname or "")
@@ -68,8 +73,10 @@ def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
 
 
 def origin(headers: Mapping[str, str], path: str, *, proto: str, server: str) -> ClientUrl:
-    """Return this broker's address for the client of a request. `path`, `proto` and `server` (host
-    and port) come from the connection. Names of headers are in lower case.
+    """Return this broker's address for the client of a request.
+
+    `path`, `proto` and `server` (host and port) come from the connection. Names of headers are in
+    lower case.
 
     `X-Forwarded-Path` is the client's whole path (Strimzi, Kong), but some proxies send only the
     part before the broker's path. `X-Forwarded-Prefix` is always this part, so it takes precedence.
@@ -115,8 +122,10 @@ def split_host(text: str) -> tuple[str, int | None] | None:
 
 
 def _first(header: str | None) -> str | None:
-    """Return the first element of a header. Each proxy appends its element at the end, so the first
-    element describes the client's side."""
+    """Return the first element of a header.
+
+    Each proxy appends its element at the end, so the first element describes the client's side.
+    """
     return None if header is None else header.partition(",")[0].strip()
 
 

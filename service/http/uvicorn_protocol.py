@@ -87,8 +87,10 @@ class Config(uvicorn.Config):
         self._is_armed = False
 
     def watch(self, loop: asyncio.AbstractEventLoop, after_s: float = CHECK_S) -> None:
-        """Check the clocks of all connections in rounds, while there are connections. A timer for
-        each request would cost more than the rest of this module."""
+        """Check the clocks of all connections in rounds, while there are connections.
+
+        A timer for each request would cost more than the rest of this module.
+        """
         if not self._is_armed and self.admission.connections:
             self._is_armed = True
             loop.call_later(after_s, self._check, loop)
@@ -160,8 +162,11 @@ class Protocol(HttpToolsProtocol):
         self.flow.settle_arrivals()
 
     def prove(self, owner: str = "") -> None:
-        """Mark this connection as proved (A3). A later call does nothing: a proxy may send requests
-        of several principals on one connection."""
+        """Mark this connection as proved (A3).
+
+        A later call does nothing: a proxy may send requests of several principals on one
+        connection.
+        """
         if not self._is_proved:
             self._is_proved, self.owner = True, owner
             self._admission.prove(self)
@@ -256,8 +261,10 @@ class Protocol(HttpToolsProtocol):
             self._is_coded = self._is_coded or value.strip().lower() != b"chunked"
 
     def _check_head(self) -> str:
-        """Return the version of HTTP. Raise _HeadRefused for a head that is too large, or that
-        HTTP/1.1 does not allow."""
+        """Return the version of HTTP.
+
+        Raise _HeadRefused for a head that is too large, or that HTTP/1.1 does not allow.
+        """
         self._check_size()
         version = self.parser.get_http_version()
         if self._is_coded:
@@ -385,8 +392,11 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
-        """End the connection after the answers under way. A new connection without a request stays
-        open for FIRST_REQUEST_S, because its client has perhaps sent a request already."""
+        """End the connection after the answers under way.
+
+        A new connection without a request stays open for FIRST_REQUEST_S, because its client has
+        perhaps sent a request already.
+        """
         is_new = self.cycle is None and not self._is_ended
         if is_new and self.config.is_draining:
             self.loop.call_later(FIRST_REQUEST_S, super().shutdown)
@@ -436,8 +446,10 @@ class Protocol(HttpToolsProtocol):
             self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
 
     def _end(self, status: HTTPStatus, why: str) -> None:
-        """Answer with `status`, unless an answer is being sent, then close the connection. If
-        earlier requests wait for answers, send only these answers, then close it."""
+        """Answer with `status`, unless an answer is being sent, then close the connection.
+
+        If earlier requests wait for answers, send only these answers, then close it.
+        """
         if self.pipeline:
             self._drop_newest()
             return
@@ -458,8 +470,10 @@ class Protocol(HttpToolsProtocol):
         self._end_after(self.cycle)
 
     def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:
-        """Parse the rest of a packet whose first head offers another protocol. A packet may hold
-        thousands of offers, so `data` is a memoryview, whose slices copy nothing."""
+        """Parse the rest of a packet whose first head offers another protocol.
+
+        A packet may hold thousands of offers, so `data` is a memoryview, whose slices copy nothing.
+        """
         while data:
             head = self._head_without_offer()
             self.parser = httptools.HttpRequestParser(self)

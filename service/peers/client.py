@@ -1,5 +1,6 @@
-"""HTTP/1.1 client for requests to other brokers. It keeps connections open, and sends one request
-at a time on each connection.
+"""HTTP/1.1 client for requests to other brokers.
+
+It keeps connections open, and sends one request at a time on each connection.
 
 A general client takes 0.6 ms of CPU for a request, but this client takes 0.1 ms. The difference
 matters because requests to peers are on the ack path of every broker except the sequencer, and the
@@ -53,8 +54,11 @@ class _Answer(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection to a peer. The set `opened` contains the connection while it is open. If the
-    connection breaks, the pending request raises ConnectionError."""
+    """One connection to a peer.
+
+    The set `opened` contains the connection while it is open. If the connection breaks, the pending
+    request raises ConnectionError.
+    """
 
     def __init__(self, opened: "set[_Connection]") -> None:
         self.is_open = False
@@ -69,10 +73,12 @@ class _Connection(asyncio.Protocol):
         """For room."""
 
     async def request(self, *parts: Part, room: Room | None = None) -> _Answer:
-        """Send a request and return its answer. Wait for `room` before a large answer is read, or
-        before it is returned if it has arrived with its head. Raises ConnectionError if no complete
-        answer arrives, and the errors of `room`. An error or a cancellation closes the
-        connection."""
+        """Send a request and return its answer.
+
+        Wait for `room` before a large answer is read, or before it is returned if it has arrived
+        with its head. Raises ConnectionError if no complete answer arrives, and the errors of
+        `room`. An error or a cancellation closes the connection.
+        """
         assert self._transport is not None, "not connected yet"
         self._answer, self._room = asyncio.get_running_loop().create_future(), room
         self._parser = httptools.HttpResponseParser(self)
@@ -168,8 +174,10 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpPeers:
-    """The transport from a broker to its peers, owned by one event loop. Callers set the timeouts
-    (storage.cluster). If `signatures` is set, it signs each message."""
+    """The transport from a broker to its peers, owned by one event loop.
+
+    Callers set the timeouts (storage.cluster). If `signatures` is set, it signs each message.
+    """
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
         """With `tls`, connect only to https addresses, with the context that `tls` returns."""
@@ -185,8 +193,10 @@ class HttpPeers:
         _ = await self.post(peer, ANNOUNCE, message)
 
     async def close(self) -> None:
-        """Close all connections, including connections with a pending request. A later request
-        opens a new connection."""
+        """Close all connections, including connections with a pending request.
+
+        A later request opens a new connection.
+        """
         for connection in list(self._opened):
             connection.close()
         self._idle.clear()
@@ -194,9 +204,12 @@ class HttpPeers:
     async def post(
         self, peer: Member, path: str, message: bytes, room: Room | None = None
     ) -> bytearray:
-        """Send a request and return the body of its answer. Wait for `room` before a large answer
-        is read. Raises ForwardRefused if the peer has certainly not executed the request,
-        ForwardOutcomeUnknown if the outcome is unknown, and the errors of `room`."""
+        """Send a request and return the body of its answer.
+
+        Wait for `room` before a large answer is read. Raises ForwardRefused if the peer has
+        certainly not executed the request, ForwardOutcomeUnknown if the outcome is unknown, and the
+        errors of `room`.
+        """
         connection = await self._connection(peer)
         signature = ""
         if self.signatures is not None:
@@ -220,8 +233,10 @@ class HttpPeers:
         )
 
     async def _connection(self, peer: Member) -> _Connection:
-        """Return an idle connection, or open a new one. Raises ForwardRefused if no connection can
-        be opened, because then the peer got no request."""
+        """Return an idle connection, or open a new one.
+
+        Raises ForwardRefused if no connection can be opened, because then the peer got no request.
+        """
         idle = self._idle.get(peer.address, [])
         while idle:
             if (connection := idle.pop()).is_open:

@@ -61,20 +61,28 @@ class CoordinatorTransport(Protocol):
     """Transport to the broker that the cluster state names as a group's coordinator."""
 
     async def request(self, coordinator: str, message: bytes, room: Room | None) -> Part:
-        """Call `Forwarded.take` on the coordinator. Wait for `room` before a large answer is read.
-        Raises Unreached. Raises Unavailable if the outcome is unknown."""
+        """Call `Forwarded.take` on the coordinator.
+
+        Wait for `room` before a large answer is read. Raises Unreached. Raises Unavailable if the
+        outcome is unknown.
+        """
 
     async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
-        """Call `Forwarded.settle` on the coordinator. Raises Unreached, also if the outcome is
-        unknown."""
+        """Call `Forwarded.settle` on the coordinator.
+
+        Raises Unreached, also if the outcome is unknown.
+        """
 
 
 class _Request(msgspec.Struct, array_like=True):
-    """A forwarded request. `caller` is the principal and the address that the forwarding broker
-    authenticated. Both are empty if security is off on that broker. `proof` has the ids of the key
-    and of the session, and the time in ms when they end (0 if they do not end). `address` is the
-    client's address, even if security is off. Version 0.1 sends neither `proof` nor `address`.
-    Brokers do not forward secrets."""
+    """A forwarded request.
+
+    `caller` is the principal and the address that the forwarding broker authenticated. Both are
+    empty if security is off on that broker. `proof` has the ids of the key and of the session, and
+    the time in ms when they end (0 if they do not end). `address` is the client's address, even if
+    security is off. Version 0.1 sends neither `proof` nor `address`. Brokers do not forward
+    secrets.
+    """
 
     method: str
     path: str
@@ -89,9 +97,11 @@ class _Request(msgspec.Struct, array_like=True):
 
 
 class _Response(msgspec.Struct, array_like=True):
-    """The answer to a forwarded request. `ticket` is empty if the coordinator need not know whether
-    the answer arrives. Versions before 0.2 do not know `is_refused`. `body` is a view of the
-    message, because it may be large."""
+    """The answer to a forwarded request.
+
+    `ticket` is empty if the coordinator need not know whether the answer arrives. Versions before
+    0.2 do not know `is_refused`. `body` is a view of the message, because it may be large.
+    """
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -126,8 +136,10 @@ def _slot(pool: MemoryPool, principal: str, activity: str) -> Share:
 
 
 class ForwardedCall(HttpRequest):
-    """A request whose client is connected to another broker. `response` collects the whole answer
-    for that broker."""
+    """A request whose client is connected to another broker.
+
+    `response` collects the whole answer for that broker.
+    """
 
     __slots__ = (
         "answered",
@@ -192,9 +204,11 @@ class ForwardedCall(HttpRequest):
 
 
 class Forwarded:
-    """The coordinator's side of forwarding: serves requests that peers forward. `serve` must also
-    answer a request that fails. A principal has a share of the requests under way, however many
-    brokers forward its requests."""
+    """The coordinator's side of forwarding: serves requests that peers forward.
+
+    `serve` must also answer a request that fails. A principal has a share of the requests under
+    way, however many brokers forward its requests.
+    """
 
     def __init__(self, serve: Callable[[ForwardedCall], Coroutine[Any, Any, None]]) -> None:
         self._serve = serve
@@ -210,11 +224,13 @@ class Forwarded:
         is_trusted: bool = False,
         until_gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> Coroutine[Any, Any, bytes]:
-        """Decode a request that a peer forwarded. Return the coroutine that serves it, which needs
-        the message no more, and which raises Unavailable. `ticket` is a unique id of the request.
-        Without `is_trusted`, a broker with security on refuses the request, because the sender is
-        perhaps no broker. `until_gone` returns when the peer waits for the answer no more. Raises
-        msgspec.DecodeError."""
+        """Decode a request that a peer forwarded.
+
+        Return the coroutine that serves it, which needs the message no more, and which raises
+        Unavailable. `ticket` is a unique id of the request. Without `is_trusted`, a broker with
+        security on refuses the request, because the sender is perhaps no broker. `until_gone`
+        returns when the peer waits for the answer no more. Raises msgspec.DecodeError.
+        """
         call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
         return self._taken(call, ticket, until_gone)
 
@@ -271,9 +287,11 @@ class Forwarder:
     async def ask(
         self, call: HttpRequest, coordinator: str, body: bytes, room: Room
     ) -> Callable[[], Awaitable[None]]:
-        """Forward the call. Return a function that sends the coordinator's answer to the client of
-        the call, and that raises ClientGone. The answer has its memory from `room`. Raises
-        Unreached, Unavailable."""
+        """Forward the call.
+
+        Return a function that sends the coordinator's answer to the client of the call, and that
+        raises ClientGone. The answer has its memory from `room`. Raises Unreached, Unavailable.
+        """
         server = call.scope.get("server") or ("localhost", None)
         rights = rights_of(call.scope)
         request = _Request(
@@ -294,8 +312,10 @@ class Forwarder:
 
     @contextlib.contextmanager
     def _slot(self, principal: str, coordinator: str) -> Iterator[None]:
-        """Hold one of the requests under way to the coordinator. Each takes a connection there, and
-        brokers need some for their records. Raises Unavailable."""
+        """Hold one of the requests under way to the coordinator.
+
+        Each takes a connection there, and brokers need some for their records. Raises Unavailable.
+        """
         pool = self._under_way.setdefault(coordinator, MemoryPool(FORWARDED_MAX))
         slot = _slot(pool, principal, "wait here for the group's coordinator")
         try:
@@ -326,9 +346,11 @@ class Forwarder:
                 task.add_done_callback(self._settling.discard)
 
     async def get(self, rights: CallerRights, coordinator: str, path: str) -> bytes:
-        """Return the body of a coordinator's answer to a GET that only brokers send. Raises
-        Unreached. Raises Unavailable if no answer comes, or if its status is not 200 (the
-        coordinator has a version without the route)."""
+        """Return the body of a coordinator's answer to a GET that only brokers send.
+
+        Raises Unreached. Raises Unavailable if no answer comes, or if its status is not 200 (the
+        coordinator has a version without the route).
+        """
         who, none = (rights.principal, rights.host), ("", None)
         request = _Request("GET", path, b"", [], "http", none, b"", who, rights.proof)
         response = await self._ask(coordinator, request)

@@ -1,5 +1,7 @@
-"""The held members of groups (storage.groups.join_backoff), as any broker can find them. A group's
-coordinator has the list in memory; the other brokers ask the coordinator."""
+"""The held members of groups (storage.groups.join_backoff), as any broker can find them.
+
+A group's coordinator has the list in memory; the other brokers ask the coordinator.
+"""
 
 import logging
 

@@ -99,8 +99,10 @@ class PeerApp:
         reports: Mapping[str, Callable[[], bytes | Awaitable[bytes]]] | None = None,
         signatures: Signatures | None = None,
     ) -> None:
-        """`reports` has the functions that answer REPORTS. If `signatures` is given, peers must
-        sign their messages."""
+        """`reports` has the functions that answer REPORTS.
+
+        If `signatures` is given, peers must sign their messages.
+        """
         self._signatures = signatures
         self._api = broker.peer_api
         self._new_id = broker.clock.new_id
@@ -235,8 +237,11 @@ class PeerListener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, address: str) -> str:
-        """Listen. Return the address to announce to peers. It is `address`, or, if that is empty,
-        an address of this machine with the port."""
+        """Listen.
+
+        Return the address to announce to peers. It is `address`, or, if that is empty, an address
+        of this machine with the port.
+        """
         self._task = asyncio.create_task(self._server.serve(), name="tidelog-peers")
         while not self._server.started:
             if self._task.done():

@@ -75,8 +75,10 @@ def audited_scope(action: str, name: str, rights: CallerRights, host: str) -> di
 def open_audit(
     settings: SecuritySettings, broker: Broker, counters: HttpCounters
 ) -> "Audit | None":
-    """Return the audit log of the settings. If it is off, return None. Raises LogError if the file
-    cannot be written."""
+    """Return the audit log of the settings.
+
+    If it is off, return None. Raises LogError if the file cannot be written.
+    """
     destination = settings.audit_log
     if destination == AUDIT_AUTO:
         destination = AUDIT_STDERR if settings.security == "keys" else AUDIT_OFF
@@ -93,8 +95,10 @@ def open_audit(
 
 
 class Audit:
-    """The audit log of one broker, on its event loop. `write` may block the loop, because lines are
-    few."""
+    """The audit log of one broker, on its event loop.
+
+    `write` may block the loop, because lines are few.
+    """
 
     def __init__(
         self, broker: Broker, counters: HttpCounters, write: Callable[[Fields], None]
@@ -137,8 +141,10 @@ class Audit:
         self._event(event, scope, more)
 
     def changed(self, scope: Scope, code: int) -> None:
-        """Write a line about a change by a Kafka client; its status is Kafka's error code. The
-        method of the scope is the name of the API, its path that of the changed topic."""
+        """Write a line about a change by a Kafka client; its status is Kafka's error code.
+
+        The method of the scope is the name of the API, its path that of the changed topic.
+        """
         self._counters.audited["change"] += 1
         self._event("change", scope, {"status": code})
 

@@ -190,7 +190,9 @@ class Caller:
 
     def _bucket(self, quota: str) -> Bucket | None:
         """Return the quota's bucket, or None if the principal does not have the quota (`_without`).
-        `is_valid` clears `_without` after a change of access."""
+
+        `is_valid` clears `_without` after a change of access.
+        """
         if quota in self._without:
             return None
         bucket = self._security.bucket(quota, self.principal)
@@ -216,8 +218,10 @@ class Caller:
 
 
 class Security:
-    """The access checks of one broker with security on. `secret` is the cluster's secret. `issuer`
-    is None if only keys prove a principal."""
+    """The access checks of one broker with security on.
+
+    `secret` is the cluster's secret. `issuer` is None if only keys prove a principal.
+    """
 
     def __init__(
         self,
@@ -253,8 +257,11 @@ class Security:
     # -- admission
 
     async def admit(self, scope: MutableMapping[str, Any], access: Access) -> LogError | None:
-        """Authenticate a request and put the caller's rights into its scope. If the access needs a
-        caller and there is none, return the error. The caller of this method checks permissions."""
+        """Authenticate a request and put the caller's rights into its scope.
+
+        If the access needs a caller and there is none, return the error. The caller of this method
+        checks permissions.
+        """
         try:
             header = None
             for key, value in scope["headers"]:
@@ -304,8 +311,10 @@ class Security:
         return self._remember(key, claimed)
 
     async def log_in(self, secret: str) -> Credential:
-        """Return the credential of this secret, and charge its principal a mutation. Raises
-        Unauthenticated, QuotaExceeded."""
+        """Return the credential of this secret, and charge its principal a mutation.
+
+        Raises Unauthenticated, QuotaExceeded.
+        """
         sent = secret.encode("utf-8", "replace")[:HEADER_BYTES_MAX]
         credential = await self._of_secret(sent, BEARER)
         caller = self._caller(credential.principal, "", credential)
@@ -340,8 +349,11 @@ class Security:
         return credential._replace(expires_ms=until_ms, session_id=key.key_id), cookie
 
     async def end_session(self, headers: Mapping[bytes, bytes]) -> str:
-        """End the session of a request's cookie on all brokers. Return the session's principal, or
-        "" if there is no session. Raises CrossSite and the errors of a commit."""
+        """End the session of a request's cookie on all brokers.
+
+        Return the session's principal, or "" if there is no session. Raises CrossSite and the
+        errors of a commit.
+        """
         cookie = self._cookie(headers)
         session = None if cookie is None else session_cookie.parse(cookie)
         claimed = None if session is None else await self._of_session(session)
@@ -357,9 +369,11 @@ class Security:
         return session_cookie.cookie_of(cookies, self.cookie) if cookies else None
 
     async def of_peer(self, principal: str, host: str, proof: tuple[str, str, int]) -> Caller:
-        """Return the caller of a forwarded request, which another broker has authenticated. If
-        security is off on that broker, the principal is empty, and the caller has only the rights
-        of every client. Raises Unauthenticated if the key or the session has ended."""
+        """Return the caller of a forwarded request, which another broker has authenticated.
+
+        If security is off on that broker, the principal is empty, and the caller has only the
+        rights of every client. Raises Unauthenticated if the key or the session has ended.
+        """
         shown = (principal, host, proof)
         cached = self._shown.get(shown)
         if cached is not None and cached.is_valid:
@@ -435,8 +449,11 @@ class Security:
         return has_parts and self._find(digest(secret)) is None  # the admin key may have dots
 
     def trusts(self, thumbprint: bytes) -> bool:
-        """Whether the issuer still has the key that signed a token. For a forwarded request, the
-        thumbprint is empty, because the broker that forwards it checks the key."""
+        """Whether the issuer still has the key that signed a token.
+
+        For a forwarded request, the thumbprint is empty, because the broker that forwards it checks
+        the key.
+        """
         return not thumbprint or (self._issuer is not None and self._issuer.trusts(thumbprint))
 
     async def _of_secret(self, secret: bytes, challenge: str) -> Credential:
@@ -487,15 +504,19 @@ class Security:
         return self._log.state.access
 
     async def refresh(self) -> None:
-        """Refresh the view before a rejection, at most REFRESHES_PER_S times a second. Raises
-        Unavailable."""
+        """Refresh the view before a rejection, at most REFRESHES_PER_S times a second.
+
+        Raises Unavailable.
+        """
         if self._refreshes.throttle_s(self.clock.boot_s()) == 0:
             self._refreshes.charge(1.0)
             await self._log.refresh()
 
     def reserve_decision(self, caller: Caller, size: int) -> None:
-        """Reserve bytes for a decision that the caller will cache. If all callers together have too
-        many bytes, their decisions are cleared."""
+        """Reserve bytes for a decision that the caller will cache.
+
+        If all callers together have too many bytes, their decisions are cleared.
+        """
         self._decision_bytes += size
         if self._decision_bytes > DECISION_BYTES_MAX:
             for deciding in self._deciding:

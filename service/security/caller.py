@@ -44,9 +44,12 @@ BEARER = 'Bearer realm="tidelog"'
 
 
 class Credential(NamedTuple):
-    """The key or token that proves a principal, or a session of the key. If `expires_ms` is 0, the
-    credential never expires. For a token, `digest` is the thumbprint of the issuer's key. Only the
-    broker that verified the token has the thumbprint; other brokers have NO_DIGEST."""
+    """The key or token that proves a principal, or a session of the key.
+
+    If `expires_ms` is 0, the credential never expires. For a token, `digest` is the thumbprint of
+    the issuer's key. Only the broker that verified the token has the thumbprint; other brokers have
+    NO_DIGEST.
+    """
 
     key_id: str
     principal: str
@@ -111,8 +114,10 @@ class CallerRights(Protocol):
     def may(self, operation: str, resource_type: str, name: str) -> bool: ...
 
     async def check(self, operation: str, resource_type: str, name: str) -> None:
-        """Raise Forbidden unless the caller may do the operation. If the key was revoked after the
-        request began, raise Unauthenticated."""
+        """Raise Forbidden unless the caller may do the operation.
+
+        If the key was revoked after the request began, raise Unauthenticated.
+        """
 
     def charge(self, quota: str, size: int = 0) -> None:
         """Charge bytes or requests. Raises QuotaExceeded while the principal is throttled."""
@@ -211,15 +216,19 @@ def allowed_operations(rights: CallerRights, resource_type: str, name: str) -> l
 
 
 def may_describe_group(rights: CallerRights, group: str) -> bool:
-    """Whether the caller may describe the group. As in Kafka, the permission to describe the
-    cluster covers all groups."""
+    """Whether the caller may describe the group.
+
+    As in Kafka, the permission to describe the cluster covers all groups.
+    """
     return rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME) or rights.may(DESCRIBE, GROUP, group)
 
 
 def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | None:
-    """Charge a request to the rates of its principal. Return the error if a rate is used up. A
-    mutation changes topics, groups or access. Produce requests are not mutations, because the byte
-    rate bounds them."""
+    """Charge a request to the rates of its principal.
+
+    Return the error if a rate is used up. A mutation changes topics, groups or access. Produce
+    requests are not mutations, because the byte rate bounds them.
+    """
     try:
         rights.charge(REQUEST_PERCENTAGE)  # the request's time is charged while it is served
         rights.charge(REQUEST_RATE, 1)
@@ -243,8 +252,10 @@ async def check_topics(rights: CallerRights, operation: str, topics: Iterable[st
 
 
 async def check_found(rights: CallerRights, topic: str) -> None:
-    """Raise Forbidden unless the caller may read the topic, which a pattern may have matched. The
-    message names the topic only if the caller may describe it."""
+    """Raise Forbidden unless the caller may read the topic, which a pattern may have matched.
+
+    The message names the topic only if the caller may describe it.
+    """
     if rights.may(DESCRIBE, TOPIC, topic):
         await rights.check(READ, TOPIC, topic)
     elif not rights.may(READ, TOPIC, topic):

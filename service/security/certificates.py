@@ -121,8 +121,10 @@ NO_CERTIFICATES = Certificates(None, None)
 
 
 def certificates(settings: TlsSettings, peer_host: str, clock: Clock) -> Certificates:
-    """Return the certificates that the settings name. `peer_host` is the host name or address at
-    which other brokers reach this one. Raises LogError."""
+    """Return the certificates that the settings name.
+
+    `peer_host` is the host name or address at which other brokers reach this one. Raises LogError.
+    """
     clients = peers = None
     own = TlsFiles("tls", settings.tls_cert_file, settings.tls_key_file)
     if own.cert:
@@ -143,8 +145,10 @@ def _paths(files: TlsFiles) -> Iterable[tuple[str, str]]:
 
 
 def _versions(files: TlsFiles) -> list[tuple[int, ...]]:
-    """Return inode, size and times of each file. They also change if a link to a file changes
-    (Kubernetes)."""
+    """Return inode, size and times of each file.
+
+    They also change if a link to a file changes (Kubernetes).
+    """
     versions: list[tuple[int, ...]] = []
     for _, path in _paths(files):
         try:

@@ -77,8 +77,10 @@ class _Key(NamedTuple):
 
 
 class Issuer:
-    """The issuer in the settings. One per broker, owned by its event loop. `failures` counts bad
-    tokens by kind."""
+    """The issuer in the settings.
+
+    One per broker, owned by its event loop. `failures` counts bad tokens by kind.
+    """
 
     def __init__(self, settings: SecuritySettings, clock: Clock, failures: Counter[str]) -> None:
         self._failures = failures
@@ -98,8 +100,11 @@ class Issuer:
         self._is_failing = False
 
     async def verify(self, token: bytes) -> Token:
-        """Verify the token and return its content. Raises Unauthenticated. Raises Unavailable if
-        this broker has no keys of the issuer, or if they are too old."""
+        """Verify the token and return its content.
+
+        Raises Unauthenticated. Raises Unavailable if this broker has no keys of the issuer, or if
+        they are too old.
+        """
         try:
             return await self._verified(token)
         except Unauthenticated as error:
@@ -132,16 +137,20 @@ class Issuer:
         return Token(self._principal(claims), self._expires_ms(claims), key.thumbprint)
 
     def trusts(self, thumbprint: bytes) -> bool:
-        """Whether the issuer still has the key. If the keys are old, begin a fetch, but do not wait
-        for it."""
+        """Whether the issuer still has the key.
+
+        If the keys are old, begin a fetch, but do not wait for it.
+        """
         age_s = self._clock.boot_s() - self._fetched_s
         if age_s > REFRESH_S:
             self.begin_fetch()
         return age_s <= KEPT_S and thumbprint in self._thumbprints
 
     def begin_fetch(self) -> "asyncio.Task[None] | None":
-        """Return the running fetch, or begin one. Return None if the last fetch began less than
-        FETCH_EACH_S ago."""
+        """Return the running fetch, or begin one.
+
+        Return None if the last fetch began less than FETCH_EACH_S ago.
+        """
         if self._fetching is None:
             now_s = self._clock.boot_s()
             if now_s - self._began_s < FETCH_EACH_S:

@@ -90,8 +90,10 @@ class Sites:
         return origin is not None and not self._is_own(scope, origin.decode("latin-1").lower())
 
     def _is_own(self, scope: Scope, origin: str) -> bool:
-        """Whether the page has this broker's address as the client sees it. The scheme does not
-        count, because a proxy may end TLS without a header that says so."""
+        """Whether the page has this broker's address as the client sees it.
+
+        The scheme does not count, because a proxy may end TLS without a header that says so.
+        """
         scheme, _, authority = origin.partition("://")
         host_and_port = split_host(authority)
         if scheme not in ("http", "https") or host_and_port is None:

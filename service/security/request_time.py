@@ -23,9 +23,11 @@ T = TypeVar("T")
 
 
 def measured(rights: CallerRights, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """Return `work` as a coroutine that charges the CPU time of each of its steps. If the principal
-    does not have the quota, return `work` unchanged. If the quota is removed later, nothing is
-    charged."""
+    """Return `work` as a coroutine that charges the CPU time of each of its steps.
+
+    If the principal does not have the quota, return `work` unchanged. If the quota is removed
+    later, nothing is charged.
+    """
     if not rights.has_quota(REQUEST_PERCENTAGE):
         return work
 

@@ -1,5 +1,7 @@
-"""The session cookie of a browser after a login. It has the id of the key of the login, the id of
-the session, the time at which the session expires, and a signature with the cluster's secret.
+"""The session cookie of a browser after a login.
+
+It has the id of the key of the login, the id of the session, the time at which the session expires,
+and a signature with the cluster's secret.
 
 Pure. A broker accepts a cookie that any broker of the cluster signed. The signature covers the
 digest of the key, so if a key is deleted, or the admin key is changed, its sessions end. The
@@ -34,8 +36,10 @@ class Session(NamedTuple):
 
 
 def cookie_name(cluster_id: str) -> str:
-    """Return a name that differs for each cluster. Browsers send a cookie to every port of a host,
-    so two clusters on one host need two names."""
+    """Return a name that differs for each cluster.
+
+    Browsers send a cookie to every port of a host, so two clusters on one host need two names.
+    """
     return NAME_PREFIX + hashlib.sha256(cluster_id.encode()).hexdigest()[:8]
 
 
@@ -45,9 +49,11 @@ def sign(secret: bytes, session: Session, digest: bytes) -> str:
 
 
 def ended_by_login(keys: Iterable[Key], principal: str, now_ms: int) -> list[str]:
-    """Return the ids of the sessions that a login of the principal ends. These are the expired
-    sessions, and the oldest sessions if there would be more than SESSIONS_MAX with the new
-    session."""
+    """Return the ids of the sessions that a login of the principal ends.
+
+    These are the expired sessions, and the oldest sessions if there would be more than SESSIONS_MAX
+    with the new session.
+    """
     own = [key for key in keys if key.note == NOTE and key.principal == principal]
     own.sort(key=lambda key: key.created_ms)
     too_many = max(len(own) - SESSIONS_MAX + 1, 0)

@@ -66,8 +66,11 @@ class _SeenNumbers:
 
 
 class Signatures:
-    """The signatures of one broker with security on. Owned by one event loop. `now_ms` returns the
-    store's time, `level` returns the level of the cluster's format."""
+    """The signatures of one broker with security on.
+
+    Owned by one event loop. `now_ms` returns the store's time, `level` returns the level of the
+    cluster's format.
+    """
 
     def __init__(
         self, secret: bytes, me: str, now_ms: Callable[[], int], level: Callable[[], int]
@@ -91,8 +94,10 @@ class Signatures:
         return self.is_valid(header, path, message) or self._level() < SIGNED_LEVEL
 
     def is_valid(self, header: bytes, path: str, message: bytes) -> bool:
-        """Whether a broker of this cluster signed the message for this one. True only once for each
-        message."""
+        """Whether a broker of this cluster signed the message for this one.
+
+        True only once for each message.
+        """
         sent = _parsed(header)
         if sent is None or not hmac.compare_digest(
             self._mac(self._me, path, sent, message), sent.mac

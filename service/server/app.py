@@ -76,9 +76,11 @@ TAGS = {
 
 
 class Application(FastAPI):
-    """The routes that FastAPI declares: APP_ROUTES and `more_routes`. The router
-    (service.server.router) finds the route of a request and calls its handler, so FastAPI neither
-    matches nor answers errors. The OpenAPI document has the hot routes, too."""
+    """The routes that FastAPI declares: APP_ROUTES and `more_routes`.
+
+    The router (service.server.router) finds the route of a request and calls its handler, so
+    FastAPI neither matches nor answers errors. The OpenAPI document has the hot routes, too.
+    """
 
     def __init__(self, more_routes: Sequence[Route] = (), **options: Any) -> None:
         super().__init__(**options)
@@ -183,8 +185,10 @@ imports: FastAPI needs 0.1 s of CPU for them."""
 
 
 class DeclaredRoute:
-    """A route whose parameters, body and answer FastAPI parses, validates and encodes. Its errors
-    leave it as exceptions, as those of the hot routes do."""
+    """A route whose parameters, body and answer FastAPI parses, validates and encodes.
+
+    Its errors leave it as exceptions, as those of the hot routes do.
+    """
 
     def __init__(self, app: Application, route: Route, api_route: APIRoute) -> None:
         self._app = app
@@ -221,7 +225,9 @@ class DeclaredRoute:
 
     def _check_query(self, query: QueryParams) -> None:
         """Raise InvalidParameter for a parameter that the route does not have, or that is repeated.
-        If the route ignored it, the request could change more than its client wants."""
+
+        If the route ignored it, the request could change more than its client wants.
+        """
         own: Dependant = self._api_route.dependant
         parameters = {
             field.alias for part in (own, *own.dependencies) for field in part.query_params
@@ -279,8 +285,11 @@ def _completing(call: HttpRequest) -> Send:
 
 
 async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[Message, Message]:
-    """Return the first two messages of an answer, with the headers that every answer has. If the
-    body is large and in one message, and the client accepts a coding, the body is compressed."""
+    """Return the first two messages of an answer, with the headers that every answer has.
+
+    If the body is large and in one message, and the client accepts a coding, the body is
+    compressed.
+    """
     headers = [*head["headers"]]
     names = {name for name, _ in headers}
     headers += (header for header in UNSTORED if header[0] not in names)
@@ -305,8 +314,10 @@ def _ascii(query: bytes) -> bytes:
 
 
 def _typed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers with a Content-Type. A body without a Content-Type is JSON, as in every
-    dialect except Redpanda's."""
+    """Return the headers with a Content-Type.
+
+    A body without a Content-Type is JSON, as in every dialect except Redpanda's.
+    """
     if any(name == b"content-type" for name, _ in headers):
         return headers
     return [*headers, (b"content-type", b"application/json")]

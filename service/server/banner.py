@@ -26,8 +26,10 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
 class Fact(NamedTuple):
-    """A line of the banner. `sentence` is the message of its JSON event; if it is empty, there is
-    no event."""
+    """A line of the banner.
+
+    `sentence` is the message of its JSON event; if it is empty, there is no event.
+    """
 
     name: str
     value: str
@@ -76,8 +78,10 @@ def console_of(url: str) -> Fact:
 
 
 def local(url: str) -> str:
-    """Return the URL for clients on this machine. A broker's own URL names the address on which it
-    listens."""
+    """Return the URL for clients on this machine.
+
+    A broker's own URL names the address on which it listens.
+    """
     parts = urlsplit(url)
     host = ANY_ADDRESS.get(parts.hostname or "")
     return url if host is None else f"{parts.scheme}://{host}:{parts.port}"

@@ -21,8 +21,11 @@ log = logging.getLogger("tidelog")
 
 
 def check_files(broker: Broker) -> None:
-    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if other
-    users can enter the folder, because objects that versions before 0.2 wrote are readable."""
+    """Raise StoreUnfit if other users can read the cluster's secret in a folder.
+
+    Warn if other users can enter the folder, because objects that versions before 0.2 wrote are
+    readable.
+    """
     url = urlsplit(broker.store_url)
     if url.scheme != "file":
         return
@@ -34,8 +37,9 @@ def check_files(broker: Broker) -> None:
 
 
 def hot_dir(settings: StoreSettings, store: ObjectStore) -> Path | None:
-    """Return the folder of the hot log: the setting `hot_dir`. Without the setting, the folder is
-    inside the store's folder or, for S3, in `state_home`.
+    """Return the folder of the hot log: the setting `hot_dir`.
+
+    Without the setting, the folder is inside the store's folder or, for S3, in `state_home`.
 
     For a memory store without the setting, return None, because its records do not outlive the
     process.

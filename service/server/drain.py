@@ -67,9 +67,11 @@ class Drain:
         now_s: Callable[[], float],
         repeat_s: float = 0.0,
     ) -> None:
-        """`now_s` is a clock that does not go back. A signal within `repeat_s` after the first one
-        does not count as the second, because a worker gets one from the terminal and one from its
-        parent."""
+        """`now_s` is a clock that does not go back.
+
+        A signal within `repeat_s` after the first one does not count as the second, because a
+        worker gets one from the terminal and one from its parent.
+        """
         self._broker = broker
         self._clients = clients
         self._kafka = kafka

@@ -51,8 +51,10 @@ class KafkaPorts(NamedTuple):
 
 
 def bind(settings: KafkaSettings, worker: int, stack: contextlib.ExitStack) -> KafkaPorts | None:
-    """Bind the ports for Kafka clients; `stack` closes them. Return None if there are none. A
-    worker binds the shared port and its own. Raises LogError."""
+    """Bind the ports for Kafka clients; `stack` closes them.
+
+    Return None if there are none. A worker binds the shared port and its own. Raises LogError.
+    """
     if not settings.kafka_port:
         return None
     host = settings.kafka_host or settings.host

@@ -55,9 +55,11 @@ def _whole(text: str) -> str:
 
 
 class Bounded(logging.Filter):
-    """A filter that lets LINES_MAX lines of one kind pass in WINDOW_S. A kind is a logger and a
-    message without its values. Lines with a traceback always pass. Lines of the audit log do, too,
-    because the audit log has its own bound."""
+    """A filter that lets LINES_MAX lines of one kind pass in WINDOW_S.
+
+    A kind is a logger and a message without its values. Lines with a traceback always pass. Lines
+    of the audit log do, too, because the audit log has its own bound.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +87,11 @@ class Bounded(logging.Filter):
 
 
 def log_to_stderr(settings: TelemetrySettings) -> None:
-    """Log tidelog at `log_level`, and libraries at WARNING. At INFO, the AWS SDK logs each
-    credential source, and the two servers of a broker log their start."""
+    """Log tidelog at `log_level`, and libraries at WARNING.
+
+    At INFO, the AWS SDK logs each credential source, and the two servers of a broker log their
+    start.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Bounded())
     is_json = settings.log_format == "json"

@@ -54,8 +54,10 @@ the last day's commits of tables from which files were removed."""
 async def run_maintenance(
     settings: MaintenanceSettings, broker: Log, counters: MaintenanceCounters
 ) -> None:
-    """Run a round about every `retention_check_interval_ms`. If this setting is 0, return at once.
-    If a round fails, the next round does its work."""
+    """Run a round about every `retention_check_interval_ms`.
+
+    If this setting is 0, return at once. If a round fails, the next round does its work.
+    """
     interval_s = settings.retention_check_interval_ms / 1000
     if not interval_s or settings.is_in_memory:
         return  # data in memory ends with the process

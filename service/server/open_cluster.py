@@ -23,8 +23,11 @@ async def check_cluster(settings: StoreSettings) -> None:
 async def opened_cluster(
     settings: StoreSettings, *, report_damage: bool = True, is_reading: bool = False
 ) -> AsyncIterator[MaintenanceSession]:
-    """Open the cluster in the store of the settings. Close both at the end of the block. If
-    `is_reading` is set, nothing is written, and the store may be read-only."""
+    """Open the cluster in the store of the settings.
+
+    Close both at the end of the block. If `is_reading` is set, nothing is written, and the store
+    may be read-only.
+    """
     open_it = open_to_read if is_reading else open_store
     store = await open_it(settings.store, s3=settings.s3)
     try:

@@ -27,8 +27,10 @@ class ConnectionLimits(NamedTuple):
 
 
 def connection_limits(files: int, clients_max: int, peers_max: int) -> ConnectionLimits:
-    """Divide `files` descriptors. KEPT_FILES are kept. Peers get up to a quarter of the rest, and
-    clients get what then remains."""
+    """Divide `files` descriptors.
+
+    KEPT_FILES are kept. Peers get up to a quarter of the rest, and clients get what then remains.
+    """
     kept_files = min(KEPT_FILES, files // 2)
     peers = max(min(peers_max, (files - kept_files) // 4), 1)
     clients = max(min(clients_max, files - kept_files - peers), 1)
@@ -36,8 +38,10 @@ def connection_limits(files: int, clients_max: int, peers_max: int) -> Connectio
 
 
 def raised(files: int) -> int:
-    """Raise this process's limit of open files to `files`, if the system allows it. Return the new
-    limit."""
+    """Raise this process's limit of open files to `files`, if the system allows it.
+
+    Return the new limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
@@ -46,8 +50,10 @@ def raised(files: int) -> int:
 
 
 def client_limits(settings: Settings) -> ConnectionLimits:
-    """Raise the limit of open files to the number that all connections need, and divide it. A
-    listener for Kafka clients may have as many connections as the one for HTTP."""
+    """Raise the limit of open files to the number that all connections need, and divide it.
+
+    A listener for Kafka clients may have as many connections as the one for HTTP.
+    """
     clients, peers = settings.connections_max, CONNECTIONS_MAX
     listeners = 2 if settings.kafka_port else 1
     limit = raised(listeners * clients + peers + KEPT_FILES)

@@ -38,8 +38,11 @@ class Reports(NamedTuple):
         compact: Compact = no_store,
         ask: Callable[[str], Awaitable[Sequence[bytes]]] = no_peers,
     ) -> "Reports":
-        """Return the reports of a broker. `connections` has its open connections of Kafka clients
-        at each time; `ask` returns the reports of its peers by their path."""
+        """Return the reports of a broker.
+
+        `connections` has its open connections of Kafka clients at each time; `ask` returns the
+        reports of its peers by their path.
+        """
         telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)
         rates = RateSampler(
             broker,

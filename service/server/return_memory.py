@@ -32,8 +32,11 @@ class PeakWatch:
         self._returned_at = 0  # flushed bytes at the end of the last peak
 
     def is_over(self, buffered: int, flushed: int) -> bool:
-        """Return whether a peak has ended. The arguments are the bytes in the buffer now, and the
-        bytes flushed since the start. Called every CHECK_S."""
+        """Return whether a peak has ended.
+
+        The arguments are the bytes in the buffer now, and the bytes flushed since the start. Called
+        every CHECK_S.
+        """
         self._peak_bytes = max(self._peak_bytes, buffered)
         is_idle = flushed - self._flushed_bytes <= IDLE_BYTES_MAX
         has_drained = self._peak_bytes >= PEAK_BYTES_MIN and buffered * 4 <= self._peak_bytes

@@ -108,8 +108,10 @@ T = TypeVar("T")
 
 
 def limits_of(settings: RequestSettings, connections_max: int | None = None) -> Limits:
-    """Return the limits of the listener for clients. `connections_max` is the number that the limit
-    of open files allows."""
+    """Return the limits of the listener for clients.
+
+    `connections_max` is the number that the limit of open files allows.
+    """
     most = settings.connections_max if connections_max is None else connections_max
     return Limits(
         connections_max=most,
@@ -314,8 +316,10 @@ class Router:
     def _site_refusal(
         self, call: HttpRequest, target: Target | None, *, is_allowed: bool
     ) -> LogError | None:
-        """Return the error if the request's `Host` or `Origin` is refused. `is_allowed` means that
-        pages of this origin may use the API (`cors_origins`)."""
+        """Return the error if the request's `Host` or `Origin` is refused.
+
+        `is_allowed` means that pages of this origin may use the API (`cors_origins`).
+        """
         is_reading = call.scope["method"] in READING
         if is_reading and target is not None and target.route.access is RouteAccess.PUBLIC:
             return None  # health checks may use any host name
@@ -383,8 +387,11 @@ class Router:
 
 
 def _refusal_of_accept(target: Target, headers: Mapping[bytes, bytes]) -> NotAcceptable | None:
-    """Return the error if the client of a change does not take its answer. A GET with an unknown
-    Accept is served, as RFC 9110 allows. Only GET routes with several formats refuse it."""
+    """Return the error if the client of a change does not take its answer.
+
+    A GET with an unknown Accept is served, as RFC 9110 allows. Only GET routes with several formats
+    refuse it.
+    """
     accept = headers.get(b"accept", b"*/*")
     served = target.route.dialect.served
     if accept == b"*/*" or is_served(accept, served):
@@ -465,8 +472,11 @@ async def _refusal(
 
 
 def _is_health(target: Target | None) -> bool:
-    """Whether the route is served with any key, also with an invalid key. Without this rule, a
-    probe with an old key would fail, and the orchestrator would end the broker."""
+    """Whether the route is served with any key, also with an invalid key.
+
+    Without this rule, a probe with an old key would fail, and the orchestrator would end the
+    broker.
+    """
     if target is None or target.route.access is not RouteAccess.PUBLIC:
         return False
     return target.route.label == "health"

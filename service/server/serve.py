@@ -59,8 +59,10 @@ keep, in about 0.07 s. A full one comes when 100 million were added and a quarte
 def run(
     settings: Settings, on_listening: Callable[[], object] = lambda: None, *, worker: int = 0
 ) -> int:
-    """Serve until SIGTERM or SIGINT, then return the exit status. `worker` is the number of this
-    process if it shares its port with other workers, else 0."""
+    """Serve until SIGTERM or SIGINT, then return the exit status.
+
+    `worker` is the number of this process if it shares its port with other workers, else 0.
+    """
     log_to_stderr(settings)
     os.umask(PRIVATE_UMASK)  # also for files that libraries make: tables, temporary files
     keep_freed()
@@ -78,8 +80,10 @@ def run(
 
 
 def leave(status: int) -> NoReturn:
-    """End the process after `run`, without waiting for threads. On a busy machine, threads with the
-    lowest priority may need a minute to end."""
+    """End the process after `run`, without waiting for threads.
+
+    On a busy machine, threads with the lowest priority may need a minute to end.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -87,8 +91,10 @@ def leave(status: int) -> NoReturn:
 
 
 async def serve(settings: Settings, on_listening: Callable[[], object], worker: int = 0) -> None:
-    """Run one broker until it is stopped and has drained its requests. Raises LogError if it cannot
-    start or continue."""
+    """Run one broker until it is stopped and has drained its requests.
+
+    Raises LogError if it cannot start or continue.
+    """
     # Bind the port first, because a start on a port in use must not create or join a cluster.
     with contextlib.ExitStack() as stack:
         is_shared = settings.workers > 1
@@ -139,8 +145,10 @@ async def _duties(service: Service) -> AsyncIterator[None]:
 
 
 async def _join(service: Service, files: ConnectionLimits) -> None:
-    """Start the listener for peers and register the broker, before clients can send requests. The
-    listener closes after the broker has closed, so the broker answers its peers until its end."""
+    """Start the listener for peers and register the broker, before clients can send requests.
+
+    The listener closes after the broker has closed, so the broker answers its peers until its end.
+    """
     settings, tls = service.settings, service.ports.tls
     if settings.is_in_memory:
         return

@@ -1,5 +1,6 @@
-"""A broker with its applications, without a port. `tidelog serve` listens for it; tests and other
-programs call its applications in their own process.
+"""A broker with its applications, without a port.
+
+`tidelog serve` listens for it; tests and other programs call its applications in their own process.
 
 The start opens the parts in the order of their dependencies: store, probe, log (with its hot log),
 applications. The end is the reverse: flush the log, close its peers, close the store.
@@ -64,10 +65,12 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Ports(NamedTuple):
-    """Ports and limits of the process that listens for a service. `worker` is the number of the
-    process if it shares its port with other workers, else 0. `connections_max` is the number that
-    the limit of open files allows, None for that of the settings. `kafka` are the ports for Kafka
-    clients, if there are any."""
+    """Ports and limits of the process that listens for a service.
+
+    `worker` is the number of the process if it shares its port with other workers, else 0.
+    `connections_max` is the number that the limit of open files allows, None for that of the
+    settings. `kafka` are the ports for Kafka clients, if there are any.
+    """
 
     worker: int = 0
     connections_max: int | None = None
@@ -91,8 +94,10 @@ class Service:
         secret: bytes | None,
         traces: "Traces | None",
     ) -> None:
-        """`closing` has the parts that end after the broker has closed. `secret` is the cluster's,
-        None if security is off. Raises StoreUnfit, LogError."""
+        """`closing` has the parts that end after the broker has closed.
+
+        `secret` is the cluster's, None if security is off. Raises StoreUnfit, LogError.
+        """
         self.settings = settings
         self.broker = broker
         self.ports = ports
@@ -173,8 +178,11 @@ class Service:
         clock: Clock | None = None,
         ports: Ports = NO_PORTS,
     ) -> "AsyncIterator[Service]":
-        """Open a broker with these settings, and close it at the end. A `store` of the caller is
-        neither probed nor closed; without one, the store of the settings is. Raises LogError."""
+        """Open a broker with these settings, and close it at the end.
+
+        A `store` of the caller is neither probed nor closed; without one, the store of the settings
+        is. Raises LogError.
+        """
         clock = clock or SystemClock()
         broker_id = settings.broker_id or clock.new_id().hex()[:12]
         async with contextlib.AsyncExitStack() as stack:
@@ -206,7 +214,9 @@ class Service:
 
     def _worker(self) -> Worker | None:
         """Return a Worker that asks the other workers, which are the brokers on this host and port.
-        Return None for a broker that is no worker."""
+
+        Return None for a broker that is no worker.
+        """
         if not self.ports.worker:
             return None
 
@@ -256,8 +266,10 @@ def security_of(
     counters: HttpCounters,
     turns: Turns,
 ) -> Security | None:
-    """Return the security of a broker, or None if there is no `secret`. Raises StoreUnfit,
-    LogError."""
+    """Return the security of a broker, or None if there is no `secret`.
+
+    Raises StoreUnfit, LogError.
+    """
     if secret is None:
         access = broker.state.access
         if (access.keys or len(access.acls)) and not settings.security_off_with_keys:
@@ -299,8 +311,10 @@ def other_bounds(settings: Settings, clients: int) -> dict[str, int]:
 def issuer_of(
     settings: SecuritySettings, broker: Broker, counters: HttpCounters
 ) -> "Issuer | None":
-    """Return the OIDC issuer of the settings, or None. Begin the fetch of its keys. Raises LogError
-    if a package is missing."""
+    """Return the OIDC issuer of the settings, or None.
+
+    Begin the fetch of its keys. Raises LogError if a package is missing.
+    """
     if not settings.oidc_issuer:
         return None
     try:
@@ -313,8 +327,11 @@ def issuer_of(
 
 
 async def _close(broker: Broker) -> None:
-    """Flush and close. Raises Unavailable if the store does not answer within CLOSE_S, because a
-    supervisor would kill the process soon after."""
+    """Flush and close.
+
+    Raises Unavailable if the store does not answer within CLOSE_S, because a supervisor would kill
+    the process soon after.
+    """
     try:
         async with asyncio.timeout(CLOSE_S):
             await broker.close()

@@ -91,8 +91,10 @@ class Traces:
 
     @contextlib.contextmanager
     def request(self, verb: str, key: str, size: int | None) -> Iterator["_RequestSpan | None"]:
-        """Trace a request to the store if it runs in a span. Polls and heartbeats run in no span,
-        so they are not traced."""
+        """Trace a request to the store if it runs in a span.
+
+        Polls and heartbeats run in no span, so they are not traced.
+        """
         current: Span | None = trace.get_current_span()
         if verb == "create" and key.startswith(object_keys.WAL):
             current = self._committing
@@ -129,8 +131,10 @@ class _RequestSpan(NamedTuple):
 
 
 def otlp(broker_id: str, version: str) -> Traces:
-    """Return traces that are sent to a collector by OTLP over HTTP. The collector is at
-    localhost:4318, unless OTEL_ variables name another address."""
+    """Return traces that are sent to a collector by OTLP over HTTP.
+
+    The collector is at localhost:4318, unless OTEL_ variables name another address.
+    """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return Traces(broker_id, version, OTLPSpanExporter())

@@ -69,7 +69,9 @@ class Workers:
 
     def run(self) -> int:
         """Run until SIGTERM or SIGINT, or until each worker has failed and none has ever listened.
-        Return the exit status."""
+
+        Return the exit status.
+        """
         self._signalled.setblocking(False)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -149,9 +151,11 @@ class Workers:
             process.close()
 
     def _wait_for_ends(self) -> int:
-        """Send SIGTERM to all workers, wait for their ends, then kill those that still run. Return
-        the first status that is not 0 (EXIT_FAILED for a signal), else 0. Workers that ended before
-        this call count only if each worker has failed and none has ever listened."""
+        """Send SIGTERM to all workers, wait for their ends, then kill those that still run.
+
+        Return the first status that is not 0 (EXIT_FAILED for a signal), else 0. Workers that ended
+        before this call count only if each worker has failed and none has ever listened.
+        """
         has_failed = self._has_failed()
         statuses = [worker.status for worker in self._workers if has_failed]
         deadline_s = _CLOCK.boot_s() + self._settings.drain_ms / 1000 + STOP_S_MAX + END_MARGIN_S

@@ -1,2 +1,4 @@
-"""Every setting of a broker and of the command line: unit, default, reason. No other package reads
-the environment."""
+"""Every setting of a broker and of the command line: unit, default, reason.
+
+No other package reads the environment.
+"""

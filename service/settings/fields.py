@@ -30,8 +30,10 @@ def setting(
     words: str = "",
     is_secret: bool = False,
 ) -> Any:
-    """Return a field. `limits` are the least and the greatest of a number, `words` are all values
-    of a text."""
+    """Return a field.
+
+    `limits` are the least and the greatest of a number, `words` are all values of a text.
+    """
     checks = {"doc": doc, "limits": limits, "words": words.split(), "is_secret": is_secret}
     return dataclasses.field(default=default, metadata=checks, repr=not is_secret)
 
@@ -67,8 +69,11 @@ def names_in(text: str) -> list[str]:
 
 
 def whole_number(name: str, text: str) -> int:
-    """Return the value of a setting that is a number. If the name says that it is a duration or a
-    size, the text may have a unit: `7d`, `1GiB`. Raises BadSettings."""
+    """Return the value of a setting that is a number.
+
+    If the name says that it is a duration or a size, the text may have a unit: `7d`, `1GiB`. Raises
+    BadSettings.
+    """
     try:
         number = with_unit(name, text)
         if not _INTEGER.fullmatch(number):

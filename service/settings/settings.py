@@ -198,8 +198,10 @@ def state_home() -> Path:
 
 
 def set_worker_python(executable: str) -> None:
-    """Set the Python of Spark's workers, unless the environment sets it. By default the workers run
-    the first python3 in the PATH, which may not have tidelog."""
+    """Set the Python of Spark's workers, unless the environment sets it.
+
+    By default the workers run the first python3 in the PATH, which may not have tidelog.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", executable)
 
 
@@ -217,8 +219,11 @@ def client_ca_file() -> str | None:
 
 
 def client_key(key_file: str | None = None) -> str | None:
-    """Return the key that the CLI sends to a broker. It is in `key_file`, or without a `key_file` in
-    TIDELOG_KEY, whose value is the key or `@FILE`. Raises BadSettings."""
+    """Return the key that the CLI sends to a broker.
+
+    It is in `key_file`, or without a `key_file` in TIDELOG_KEY, whose value is the key or `@FILE`.
+    Raises BadSettings.
+    """
     text = os.environ.get(KEY_VARIABLE) if key_file is None else f"@{key_file}"
     key = _secret("key", text) if text else None
     if key is not None and not (key.isascii() and key.isprintable()):

@@ -31,8 +31,11 @@ class StoreSigns(msgspec.Struct):
 
 
 class BrokerSigns(msgspec.Struct):
-    """The signs of one broker. `why_not_writing` is "" if it can write. `seals_failing` and
-    `damaged_tails` count partitions, `doubts` counts topics; each list has the first names."""
+    """The signs of one broker.
+
+    `why_not_writing` is "" if it can write. `seals_failing` and `damaged_tails` count partitions,
+    `doubts` counts topics; each list has the first names.
+    """
 
     seconds: float
     commits: float

@@ -36,10 +36,12 @@ class CompactionBusy(InvalidRequest):
 
 
 class CompactionJob(msgspec.Struct):
-    """One compaction of a topic. Times are in ms since 1970; `ended_ms` is None until the end.
-    `rows_read` counts the rows that were read so far, some of them twice. `results` has the merges
-    and compactions, one object each, as `tidelog compact --json` prints them; with `is_dry_run`
-    those that are due."""
+    """One compaction of a topic.
+
+    Times are in ms since 1970; `ended_ms` is None until the end. `rows_read` counts the rows that
+    were read so far, some of them twice. `results` has the merges and compactions, one object each,
+    as `tidelog compact --json` prints them; with `is_dry_run` those that are due.
+    """
 
     job_id: str
     broker: str

@@ -70,8 +70,11 @@ def oldest(age_s: float | None, other_age_s: float | None) -> float | None:
 
 
 class LagSummary:
-    """The sum and the maximum of a group's lags. `largest` is None if the group has no lag in any
-    partition. Of equal lags, `largest` is the first by topic and partition."""
+    """The sum and the maximum of a group's lags.
+
+    `largest` is None if the group has no lag in any partition. Of equal lags, `largest` is the
+    first by topic and partition.
+    """
 
     def __init__(self) -> None:
         self.partitions = 0
@@ -118,8 +121,10 @@ class GroupLags:
 
     @classmethod
     async def of(cls, log: Broker, group_id: str, times: LagTimes | None = None) -> "GroupLags":
-        """Find the member that reads each partition. Takes ~0.5 us for each partition. `times` has
-        times of sealed records."""
+        """Find the member that reads each partition.
+
+        Takes ~0.5 us for each partition. `times` has times of sealed records.
+        """
         lags, group = cls(log, group_id, times or LagTimes(log)), log.state.members.get(group_id)
         async for member in sliced([] if group is None else list(group.members.values())):
             for partition in log.state.members.partitions_of(member):
@@ -215,8 +220,10 @@ class TotalLag(NamedTuple):
 
 
 class LagTotals:
-    """The lags of all groups, read for /metrics and for the lag history. The fields have the result
-    of the last reading. Owned by one event loop."""
+    """The lags of all groups, read for /metrics and for the lag history.
+
+    The fields have the result of the last reading. Owned by one event loop.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self.partitions = 0

@@ -77,9 +77,12 @@ class MaintenanceFacts(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The facts about a cluster. `why_not_ready` is that of the broker that answers. `sequencers`
-    has the name of the sequencer as each broker that answered sees it. `gone` has the brokers
-    whose heartbeats ended without a clean stop."""
+    """The facts about a cluster.
+
+    `why_not_ready` is that of the broker that answers. `sequencers` has the name of the sequencer
+    as each broker that answered sees it. `gone` has the brokers whose heartbeats ended without a
+    clean stop.
+    """
 
     why_not_ready: str
     brokers: Sequence[BrokerFacts]
@@ -91,8 +94,10 @@ class Facts(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A fault. `name` is one word for programs, `runbook` the file and section that says what to
-    do."""
+    """A fault.
+
+    `name` is one word for programs, `runbook` the file and section that says what to do.
+    """
 
     name: str
     what: str

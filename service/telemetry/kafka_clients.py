@@ -21,9 +21,12 @@ TEXT_CHARS_MAX = 255
 
 
 class ConnectionNow(NamedTuple):
-    """One open connection. `software` is the name and the version of the client's library, with a
-    space between them; "" if the client did not name it. Counters begin with the connection, and
-    `age_s` is the time since then."""
+    """One open connection.
+
+    `software` is the name and the version of the client's library, with a space between them; "" if
+    the client did not name it. Counters begin with the connection, and `age_s` is the time since
+    then.
+    """
 
     client_id: str
     software: str
@@ -37,8 +40,11 @@ class ConnectionNow(NamedTuple):
 
 
 class ClientRow(msgspec.Struct):
-    """The connections of one client to one broker. The counters are sums over the connections that
-    are open; `connected_ms` is the time of the oldest one, in ms since 1970."""
+    """The connections of one client to one broker.
+
+    The counters are sums over the connections that are open; `connected_ms` is the time of the
+    oldest one, in ms since 1970.
+    """
 
     client_id: str
     software_name: str
@@ -70,8 +76,11 @@ class BrokerClients(msgspec.Struct):
 
 
 class ClusterClients(NamedTuple):
-    """The clients of all brokers. `missing` has the names of the live brokers that did not answer
-    in time; `connections` counts the connections to the brokers that answered."""
+    """The clients of all brokers.
+
+    `missing` has the names of the live brokers that did not answer in time; `connections` counts
+    the connections to the brokers that answered.
+    """
 
     connections: int
     rows: list[tuple[BrokerClients, ClientRow]]
@@ -86,8 +95,10 @@ class ConnectedClient(Protocol):
 
 
 class ConnectedClients:
-    """The connected Kafka clients of one broker and, through `ask`, of its peers. Owned by one
-    event loop."""
+    """The connected Kafka clients of one broker and, through `ask`, of its peers.
+
+    Owned by one event loop.
+    """
 
     def __init__(
         self, broker: Broker, connections: Collection[ConnectedClient] = (), ask: Ask = no_answers

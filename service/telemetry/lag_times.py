@@ -57,8 +57,10 @@ class LagTimes:
         return max(self._broker.clock.now_ms() - time_ms, 0) / 1000
 
     async def look(self, wanted: Iterable[Unread], reads_max: int) -> None:
-        """Read the times of sealed records that are not known yet, at most `reads_max`. A record
-        that cannot be read stays unknown."""
+        """Read the times of sealed records that are not known yet, at most `reads_max`.
+
+        A record that cannot be read stays unknown.
+        """
         try:
             async with asyncio.timeout(READ_S):
                 for place in wanted:

@@ -1,5 +1,6 @@
-"""Metrics of the log, read from its counters at each scrape. METRICS.md lists names and meanings.
-A test compares that page with this code.
+"""Metrics of the log, read from its counters at each scrape.
+
+METRICS.md lists names and meanings. A test compares that page with this code.
 
 Runs on the event loop that owns the log. The number of series is bounded (I10). Topics and
 partitions beyond the bound have no series, and `series_omitted` counts these partitions.
@@ -124,8 +125,10 @@ def _writing(stats: BrokerStats) -> Iterator[Metric]:
 
 
 def _store(stats: BrokerStats) -> Iterator[Metric]:
-    """Yield the requests to the object store and their latencies. If the store is not metered,
-    yield nothing."""
+    """Yield the requests to the object store and their latencies.
+
+    If the store is not metered, yield nothing.
+    """
     if stats.store is None:
         return
     counters, label = stats.store, ["verb"]

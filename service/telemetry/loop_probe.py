@@ -1,5 +1,6 @@
-"""How long callbacks hold the event loop, in CPU time of its thread. Meanwhile, no other request is
-served.
+"""How long callbacks hold the event loop, in CPU time of its thread.
+
+Meanwhile, no other request is served.
 
 A timer is due each PERIOD_S. If it runs late, callbacks have held the loop for that time, or the
 thread has waited for a CPU or a lock. So the probe records the smaller of two times: the delay of

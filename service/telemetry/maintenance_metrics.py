@@ -51,10 +51,12 @@ class MaintenanceCounters:
     def facts(
         self, broker: Broker, of_peers: Iterable[Mapping[str, MaintenanceResult]] = ()
     ) -> list[MaintenanceFacts]:
-        """Return the last result of each kind, and the time (s) since the last complete run. If no
-        complete run is known, the time is that since the creation of the cluster. For the kinds
-        that this broker runs itself, it is that since the start of this broker, because their
-        results are in memory."""
+        """Return the last result of each kind, and the time (s) since the last complete run.
+
+        If no complete run is known, the time is that since the creation of the cluster. For the
+        kinds that this broker runs itself, it is that since the start of this broker, because their
+        results are in memory.
+        """
         own, now_ms = self.stored(broker).found, broker.clock.now_ms()
         facts = []
         for kind in KINDS:

@@ -30,8 +30,11 @@ WHAT_CHARS_MAX = 500
 
 
 class MaintenanceResult(msgspec.Struct, frozen=True):
-    """The result of the last run of one kind. Times are Unix times in ms. `success_ms` is 0 if no
-    run was complete. `what` is one line. `damage` counts the damage that a scrub found."""
+    """The result of the last run of one kind.
+
+    Times are Unix times in ms. `success_ms` is 0 if no run was complete. `what` is one line.
+    `damage` counts the damage that a scrub found.
+    """
 
     kind: str
     at_ms: int
@@ -61,8 +64,10 @@ def decoded(body: bytes | None) -> MaintenanceResult | None:
 
 
 async def store_result(store: "ObjectStore", now: MaintenanceResult) -> None:
-    """Store the result in place of the last one of its kind. Raises LogError. If two commands end
-    at the same time, one of the two results is stored."""
+    """Store the result in place of the last one of its kind.
+
+    Raises LogError. If two commands end at the same time, one of the two results is stored.
+    """
     key = object_keys.maintenance(now.kind)
     try:
         before = decoded(await store.get(key))
@@ -84,8 +89,10 @@ class StoredResults:
         self._read_s: float | None = None
 
     async def refresh(self, age_max_s: float = READ_AGAIN_S) -> None:
-        """Read the results, unless they were read within `age_max_s`. If the store does not
-        answer, `found` stays as it is."""
+        """Read the results, unless they were read within `age_max_s`.
+
+        If the store does not answer, `found` stays as it is.
+        """
         now_s = self._broker.clock.boot_s()
         if self._read_s is not None and now_s - self._read_s < age_max_s:
             return

@@ -90,8 +90,10 @@ class Certificate(Protocol):
 
 
 class HttpCounters:
-    """Counters of HTTP requests since the process started. Owned by one event loop. `observe` takes
-    ~0.4 us."""
+    """Counters of HTTP requests since the process started.
+
+    Owned by one event loop. `observe` takes ~0.4 us.
+    """
 
     def __init__(
         self, admission: "Admission[Any] | None" = None, kafka: KafkaCounters | None = None
@@ -151,8 +153,10 @@ class HttpCounters:
     def add_records_in(
         self, records: int, size: int, topic: str | None = None, protocol: str = HTTP
     ) -> None:
-        """Count records produced by a request of `size` bytes. `topic` is None if the request wrote
-        to several topics."""
+        """Count records produced by a request of `size` bytes.
+
+        `topic` is None if the request wrote to several topics.
+        """
         self.protocols[protocol].add_in(records, size)
         if topic is not None:
             (self.topics.get(topic) or self._traffic(topic)).add_in(records, size)
@@ -160,8 +164,10 @@ class HttpCounters:
     def add_records_out(
         self, records: int, size: int, topic: str | None = None, protocol: str = HTTP
     ) -> None:
-        """Count records fetched in an answer of `size` bytes. `topic` is None if the answer had
-        several topics."""
+        """Count records fetched in an answer of `size` bytes.
+
+        `topic` is None if the answer had several topics.
+        """
         self.protocols[protocol].add_out(records, size)
         if topic is not None:
             (self.topics.get(topic) or self._traffic(topic)).add_out(records, size)
@@ -182,8 +188,10 @@ class HttpCounters:
 
 
 class Worker(NamedTuple):
-    """One of several workers behind a port. `ask` returns the metrics texts of the other workers
-    that answer in time."""
+    """One of several workers behind a port.
+
+    `ask` returns the metrics texts of the other workers that answer in time.
+    """
 
     number: int
     workers: int
@@ -191,8 +199,10 @@ class Worker(NamedTuple):
 
 
 class Telemetry:
-    """The metrics of one broker, as text for /metrics. It has its own registry, because a process
-    may run several brokers."""
+    """The metrics of one broker, as text for /metrics.
+
+    It has its own registry, because a process may run several brokers.
+    """
 
     def __init__(
         self,
@@ -225,8 +235,10 @@ class Telemetry:
             self._registry.register(_Labelled(collector, labels) if labels else collector)
 
     async def text(self) -> bytes:
-        """Return the metrics of this process. Call it on the log's event loop; other callbacks run
-        after each SAMPLES_AT_ONCE samples."""
+        """Return the metrics of this process.
+
+        Call it on the log's event loop; other callbacks run after each SAMPLES_AT_ONCE samples.
+        """
         self._http.keep_topics(self._log.state.topics)
         with contextlib.suppress(TimeoutError):  # then the lags are of the last reading
             async with asyncio.timeout(LAGS_WAIT_S):

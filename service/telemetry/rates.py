@@ -1,4 +1,5 @@
 """Rates per second for the console: of this broker and its peers, now and in the last half hour.
+
 Also the history of the groups' lags.
 
 Every STEP_S, a task reads the counters and appends the difference to a ring buffer. So requests do
@@ -60,8 +61,10 @@ NAMES = (
 
 
 class Step(msgspec.Struct, array_like=True):
-    """The increments of the counters in one step of wall time. `acks` are ack latencies: a count
-    for each bucket of SECONDS."""
+    """The increments of the counters in one step of wall time.
+
+    `acks` are ack latencies: a count for each bucket of SECONDS.
+    """
 
     number: int
     added: list[float]
@@ -130,8 +133,10 @@ Ask = Callable[[], Awaitable[Sequence[bytes]]]
 
 
 def answers(texts: Iterable[bytes], kind: type[Answer]) -> Iterator[Answer]:
-    """Decode the answers of peers. Omit those that have the format of another version, as if these
-    brokers had not answered."""
+    """Decode the answers of peers.
+
+    Omit those that have the format of another version, as if these brokers had not answered.
+    """
     for text in texts:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
             yield msgspec.msgpack.decode(text, type=kind)
@@ -143,8 +148,11 @@ async def no_answers() -> Sequence[bytes]:
 
 
 class RateSampler:
-    """The sampler of the rates of one broker. It reads the rates of the broker's peers through
-    `ask`. Owned by one event loop. `run` does not end by itself."""
+    """The sampler of the rates of one broker.
+
+    It reads the rates of the broker's peers through `ask`. Owned by one event loop. `run` does not
+    end by itself.
+    """
 
     def __init__(
         self,
@@ -270,8 +278,11 @@ class RateSampler:
         return LagHistory(STEP_S * 1000, end_ms, topics)
 
     def _look_at_lags(self, number: int) -> None:
-        """Add the newest lags to the histories. In a cluster with very many committed offsets, the
-        newest lags may be older than a step (LagTotals)."""
+        """Add the newest lags to the histories.
+
+        In a cluster with very many committed offsets, the newest lags may be older than a step
+        (LagTotals).
+        """
         totals = self.lags.topics
         for key, total in totals.items():
             self._lags.setdefault(key, deque(maxlen=STEPS)).append((number, total))
@@ -305,16 +316,19 @@ class RateSampler:
 
 
 def _has_our_counters(rates: BrokerRates) -> bool:
-    """Whether the rates have the counters of this version. The console shows a broker of another
-    version without rates."""
+    """Whether the rates have the counters of this version.
+
+    The console shows a broker of another version without rates.
+    """
     sizes = {(len(step.added), len(step.acks)) for step in [rates.recent, *rates.steps]}
     return sizes == {(len(NAMES), len(SECONDS) + 1)}
 
 
 def summed(brokers: Iterable[BrokerRates]) -> list[Step]:
-    """Sum the steps of all brokers. A broker that does not have a step adds nothing to this step.
-    Omit the newest step unless all brokers have it, because its partial sum would look like a drop
-    of the rate.
+    """Sum the steps of all brokers.
+
+    A broker that does not have a step adds nothing to this step. Omit the newest step unless all
+    brokers have it, because its partial sum would look like a drop of the rate.
     """
     all_steps = [broker.steps for broker in brokers if broker.steps]
     newest = max((steps[-1].number for steps in all_steps), default=0)
@@ -334,8 +348,10 @@ def summed(brokers: Iterable[BrokerRates]) -> list[Step]:
 
 
 def quantile_s(counts: Sequence[int], part: float) -> float | None:
-    """Estimate the quantile `part` of latencies by linear interpolation within a bucket. If there
-    are no latencies, return None."""
+    """Estimate the quantile `part` of latencies by linear interpolation within a bucket.
+
+    If there are no latencies, return None.
+    """
     total = sum(counts)
     if not total:
         return None

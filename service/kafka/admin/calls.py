@@ -52,8 +52,11 @@ class AdminCall:
     async def outcome(
         self, change: Awaitable[None], forbidden: Code = Code.TOPIC_AUTHORIZATION_FAILED
     ) -> ChangeOutcome:
-        """Wait for a change. Return its error, with the code `forbidden` if the client may not do
-        it. Raises Unauthenticated, which ends the connection."""
+        """Wait for a change.
+
+        Return its error, with the code `forbidden` if the client may not do it. Raises
+        Unauthenticated, which ends the connection.
+        """
         try:
             await change
         except ChangeRefused as error:
@@ -70,8 +73,10 @@ class AdminCall:
         return ChangeOutcome(code, message)
 
     def charge(self) -> None:
-        """Charge one change to the quota of mutations. Raises QuotaExceeded, and ChangeRefused if
-        the broker is stopping."""
+        """Charge one change to the quota of mutations.
+
+        Raises QuotaExceeded, and ChangeRefused if the broker is stopping.
+        """
         if self._context.is_draining:
             raise ChangeRefused(
                 Code.REQUEST_TIMED_OUT, "the broker is stopping: ask another broker"
@@ -94,7 +99,9 @@ class AdminCall:
 
     async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
         """Wait for the commit of a change of the topic or group `name`, and write an audit line.
-        **On a crash** before the line, the line is missing, but the change may be in the WAL."""
+
+        **On a crash** before the line, the line is missing, but the change may be in the WAL.
+        """
 
         def write_line(is_done: bool) -> None:
             code = Code.NONE if is_done else Code.REQUEST_TIMED_OUT
@@ -103,15 +110,19 @@ class AdminCall:
         return await audited(change, write_line)
 
     def warn_of_configs(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Log the configs that the client has set, but that have no effect. The answer cannot say
-        so: an answer without an error has no text."""
+        """Log the configs that the client has set, but that have no effect.
+
+        The answer cannot say so: an answer without an error has no text.
+        """
         for text in without_effect(changes):
             self._context.warn(self.api, self.client, f"topic {topic!r}: {text}")
 
 
 async def distinct(items: Iterable[T], key_of: Callable[[T], K]) -> tuple[list[T], set[K]]:
-    """Return an item of each key, and the keys that a request has more than once. A request may
-    have a million items, so this is done in slices."""
+    """Return an item of each key, and the keys that a request has more than once.
+
+    A request may have a million items, so this is done in slices.
+    """
     by_key: dict[K, T] = {}
     repeated: set[K] = set()
     async for item in sliced(items):

@@ -60,8 +60,10 @@ INLINE_MAX = 20
 
 
 class ConfigEntry(NamedTuple):
-    """One config of an answer. `values` has the effective value first, then the values of lower
-    precedence."""
+    """One config of an answer.
+
+    `values` has the effective value first, then the values of lower precedence.
+    """
 
     name: str
     values: Sequence[ConfigValue]
@@ -70,9 +72,11 @@ class ConfigEntry(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The target of a request: the configs of a topic, or the defaults of the cluster. `own` are
-    the texts that the target sets now; `values` returns the values of a known name, as a
-    ConfigEntry has them."""
+    """The target of a request: the configs of a topic, or the defaults of the cluster.
+
+    `own` are the texts that the target sets now; `values` returns the values of a known name, as a
+    ConfigEntry has them.
+    """
 
     known: Mapping[str, ConfigKey]
     own: Mapping[str, str]
@@ -108,8 +112,11 @@ def _kind(name: str, key: ConfigKey) -> int:
 
 
 class Configs:
-    """The APIs of configs. One per listener. `node_id` is the node id of the listener, which is the
-    name of its broker resource."""
+    """The APIs of configs.
+
+    One per listener. `node_id` is the node id of the listener, which is the name of its broker
+    resource.
+    """
 
     def __init__(self, context: Context, node_id: int) -> None:
         self._context = context
@@ -233,8 +240,10 @@ class Configs:
         ]
 
     def _of_broker(self, *, is_cluster: bool) -> list[ConfigEntry]:
-        """Return the defaults in effect at this broker. If `is_cluster`, as in Kafka, return only
-        those that the cluster sets."""
+        """Return the defaults in effect at this broker.
+
+        If `is_cluster`, as in Kafka, return only those that the cluster sets.
+        """
         own = self._broker.state.defaults.values
         entries = [
             ConfigEntry(name, self._default_values(name), _kind(name, key), key.doc)
@@ -271,8 +280,10 @@ class Configs:
     async def incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest, client: ApiClient
     ) -> IncrementalAlterConfigsResponse:
-        """Answer IncrementalAlterConfigs. If two clients append to a list at once, one of the two
-        values may be lost."""
+        """Answer IncrementalAlterConfigs.
+
+        If two clients append to a list at once, one of the two values may be lost.
+        """
 
         def changes_of(
             changed: Changed, resource: IncrementalAlterConfigsResource
@@ -426,8 +437,10 @@ def _given(name: str, value: str | None) -> str:
 
 
 def _changed(changed: Changed, name: str, operation: int, value: str | None) -> str | None:
-    """Return the new value of a config, None for its default. Raises ChangeRefused and
-    InvalidConfig."""
+    """Return the new value of a config, None for its default.
+
+    Raises ChangeRefused and InvalidConfig.
+    """
     if operation == DELETE:
         return None
     text = _given(name, value)

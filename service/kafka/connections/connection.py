@@ -143,8 +143,11 @@ class KafkaConnection:
             pending.decoded_bytes = 0
 
     def advance(self) -> None:
-        """Read the requests that have arrived, begin those that may begin. All connections of the
-        event loop take turns: if the time of this iteration is over, the connection waits."""
+        """Read the requests that have arrived, begin those that may begin.
+
+        All connections of the event loop take turns: if the time of this iteration is over, the
+        connection waits.
+        """
         turns = self._server.turns
         end_s = turns.begin(self._server.loop)
         if self.frames.is_inside and turns.clock_s() >= end_s:
@@ -172,8 +175,11 @@ class KafkaConnection:
         self._update_reading()
 
     def _wait_for_turn(self) -> None:
-        """Go on in a later iteration of the event loop. A principal has its own turns. Clients that
-        have not proved their principal have those of their address."""
+        """Go on in a later iteration of the event loop.
+
+        A principal has its own turns. Clients that have not proved their principal have those of
+        their address.
+        """
         if self._is_turn_due:
             return
         self._is_turn_due = True
@@ -214,9 +220,11 @@ class KafkaConnection:
         return self._server.memory.take(self, size)
 
     def on_memory(self) -> None:
-        """Go on with the frame that waited for memory (memory_pool.Taker). If the time of this
-        iteration is over, take the memory, and go on in a turn. A connection that may not go on now
-        must not delay the others, so it leaves, and requests memory later."""
+        """Go on with the frame that waited for memory (memory_pool.Taker).
+
+        If the time of this iteration is over, take the memory, and go on in a turn. A connection
+        that may not go on now must not delay the others, so it leaves, and requests memory later.
+        """
         turns = self._server.turns
         if turns.clock_s() >= turns.begin(self._server.loop):
             self._wait_for_turn()
@@ -300,8 +308,10 @@ class KafkaConnection:
         return True
 
     def _has_decoded(self, pending: Pending) -> bool:
-        """Take the memory that a request uses when it is decoded. Return False if there is none:
-        `on_memory` is called when there is room."""
+        """Take the memory that a request uses when it is decoded.
+
+        Return False if there is none: `on_memory` is called when there is room.
+        """
         if pending.size <= DECODED_BYTES_MIN or pending.api.is_pipelined or pending.decoded_bytes:
             return True
         if not self._server.memory.decoded.take(self, pending.size):

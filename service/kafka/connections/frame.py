@@ -93,8 +93,10 @@ class RequestMemory(SizedPools):
 
 
 class FrameReader:
-    """The frames of one connection. `push` bytes, then `pull` frames until there is none, then
-    `settle`."""
+    """The frames of one connection.
+
+    `push` bytes, then `pull` frames until there is none, then `settle`.
+    """
 
     __slots__ = (
         "_at",
@@ -109,8 +111,10 @@ class FrameReader:
     )
 
     def __init__(self, take: Callable[[int], bool], *, is_proved: bool) -> None:
-        """`take` gets the size of a frame, and returns whether there is memory for it. Unless
-        `is_proved`, frames have at most UNPROVED_BYTES_MAX, and KEPT_BYTES_MAX are kept."""
+        """`take` gets the size of a frame, and returns whether there is memory for it.
+
+        Unless `is_proved`, frames have at most UNPROVED_BYTES_MAX, and KEPT_BYTES_MAX are kept.
+        """
         self.take = take
         self.is_proved = is_proved
         self.is_blocked = False
@@ -139,7 +143,9 @@ class FrameReader:
 
     def buffer(self, shared: memoryview) -> memoryview:
         """Return the memory for the next bytes from the socket: the rest of a frame, or `shared`.
-        Then call `received`."""
+
+        Then call `received`.
+        """
         frame = self._frame
         if frame is None or self._filled == self._size:
             return shared
@@ -237,8 +243,10 @@ class FrameReader:
         return not self.is_blocked
 
     def settle(self) -> None:
-        """Copy the bytes that no frame has taken, because the socket's memory is used again. If
-        there are too many, drop them; the next `pull` raises FrameRefused."""
+        """Copy the bytes that no frame has taken, because the socket's memory is used again.
+
+        If there are too many, drop them; the next `pull` raises FrameRefused.
+        """
         left = len(self._data) - self._at
         if not left:
             self._data = b""

@@ -47,7 +47,9 @@ class Handshake:
         on_refusal: Callable[[str, ApiClient, LogError], object],
     ) -> None:
         """`on_change` is called when the client has named its library, or proved its principal.
-        `on_refusal` gets the API, the client and the error of a failed authentication."""
+
+        `on_refusal` gets the API, the client and the error of a failed authentication.
+        """
         self.software = ""
         self.rights: CallerRights = ALL_RIGHTS if security is None else NO_RIGHTS
         self._apis = apis
@@ -122,8 +124,10 @@ class Handshake:
         )
 
     async def _rights_of(self, security: Security, message: bytes, host: str) -> CallerRights:
-        """Return the rights of `authzid NUL user NUL secret`. Raises Unauthenticated, and the
-        errors of a view that cannot be refreshed."""
+        """Return the rights of `authzid NUL user NUL secret`.
+
+        Raises Unauthenticated, and the errors of a view that cannot be refreshed.
+        """
         authzid, _, rest = message.partition(b"\0")
         user, separator, secret = rest.partition(b"\0")
         if not separator or not user:

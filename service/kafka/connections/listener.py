@@ -168,8 +168,11 @@ class Listener:
         tls: Callable[[], ssl.SSLContext] | None,
         handshakes: Handshakes,
     ) -> None:
-        """With `tls`, connections use TLS. A new connection gets the context that `tls` returns.
-        `handshakes` are those of the event loop."""
+        """With `tls`, connections use TLS.
+
+        A new connection gets the context that `tls` returns. `handshakes` are those of the event
+        loop.
+        """
         self.server = server
         self.handshakes = handshakes
         self._tls = tls

@@ -60,9 +60,11 @@ class UnsentAnswers:
         return receiver in self._noted
 
     def note(self, receiver: Receiver, size: int) -> None:
-        """Note how many bytes the client of a connection has not taken. If all clients together
-        exceed the limit, end a connection of the owner that has the most bytes: the one whose
-        client has taken nothing for the longest time."""
+        """Note how many bytes the client of a connection has not taken.
+
+        If all clients together exceed the limit, end a connection of the owner that has the most
+        bytes: the one whose client has taken nothing for the longest time.
+        """
         owner, before = self._noted.get(receiver, (receiver.owner, 0))
         self._add(owner, size - before)
         if size < before or not size:
@@ -87,8 +89,10 @@ class UnsentAnswers:
 
 
 class AnswerShares:
-    """The memory of answers that a connection has written and the socket has not taken. Owned by
-    one connection."""
+    """The memory of answers that a connection has written and the socket has not taken.
+
+    Owned by one connection.
+    """
 
     __slots__ = ("_held",)
 
@@ -146,8 +150,10 @@ class Outbox:
         self._write_slices()
 
     def write(self, framed: list[bytes | memoryview], *, is_counted: bool) -> int:
-        """Write an answer; return its bytes. Note it in UnsentAnswers, unless it `is_counted` by
-        another budget."""
+        """Write an answer; return its bytes.
+
+        Note it in UnsentAnswers, unless it `is_counted` by another budget.
+        """
         assert self._transport is not None
         size = sum(map(len, framed))
         self.written += size

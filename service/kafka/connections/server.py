@@ -77,9 +77,11 @@ class Pending:
 async def served_large(
     context: Context, pending: Pending, position: int, call: Callable[[Pending, Any], Any]
 ) -> Any:
-    """Decode a large request in a thread, call its handler, and encode the answer in a thread. The
-    handler runs in the same task: a cancellation cannot come between its end and its result, which
-    may hold memory."""
+    """Decode a large request in a thread, call its handler, and encode the answer in a thread.
+
+    The handler runs in the same task: a cancellation cannot come between its end and its result,
+    which may hold memory.
+    """
     api, version, rights = pending.api, pending.client.version, pending.client.rights
     decode = partial(api.decode, pending.frame, position, version)
     request = await context.threads.run_to_end(rights, decode)

@@ -92,8 +92,10 @@ class AbortedTransaction(Structure):
 
 
 class FetchablePartitionResponse(Structure):
-    """Record batches of a partition, or the error. With an error, the records are empty, not
-    null."""
+    """Record batches of a partition, or the error.
+
+    With an error, the records are empty, not null.
+    """
 
     partition_index: Int32
     error_code: Int16

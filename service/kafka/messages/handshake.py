@@ -44,8 +44,10 @@ class FinalizedFeatureKey(Structure):
 
 
 class ApiVersionsResponse(Message, api_key=18, versions="0-4", flexible="3+"):
-    """The versions of all APIs. If the version of the request is unknown, the answer has version
-    0."""
+    """The versions of all APIs.
+
+    If the version of the request is unknown, the answer has version 0.
+    """
 
     error_code: Int16
     api_keys: list[ApiVersion]

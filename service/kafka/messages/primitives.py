@@ -72,8 +72,10 @@ def tag_count(data: bytes | bytearray, position: int, left: int) -> tuple[int, i
 
 
 def tag_header(data: bytes | bytearray, position: int) -> tuple[int, int, int]:
-    """Read a tagged field's number and size. Return the number, and where its value begins and
-    ends."""
+    """Read a tagged field's number and size.
+
+    Return the number, and where its value begins and ends.
+    """
     number, position = varint(data, position)
     size, position = varint(data, position)
     if size > len(data) - position:
