@@ -73,9 +73,10 @@ class CollectionPlan(NamedTuple):
 async def plan(
     cluster: MaintenanceSession, grace: Grace, *, takes_unknown: bool = False
 ) -> CollectionPlan:
-    """List the whole store. Raises Unavailable; Corrupt if the WAL is damaged. If the table of a
-    topic is damaged, in doubt or not readable, the plan has no garbage of this topic, and
-    `cluster.skipped` names the topic.
+    """List the whole store.
+
+    Raises Unavailable; Corrupt if the WAL is damaged. If the table of a topic is damaged, in doubt
+    or not readable, the plan has no garbage of this topic, and `cluster.skipped` names the topic.
 
     Writes a checkpoint if the newest one is old, because an entry is garbage only after a
     checkpoint covers it. `takes_unknown` adds folders of topics of which the cluster has no record.
@@ -114,8 +115,9 @@ async def collect(
     planned: CollectionPlan,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Delete the objects of a plan. The plan may be of any age. Return the number of deleted
-    objects.
+    """Delete the objects of a plan.
+
+    The plan may be of any age. Return the number of deleted objects.
 
     Raises Unavailable. Then the objects that `on_progress` counted are deleted, and the next run
     deletes the rest.
@@ -243,8 +245,10 @@ class _GarbageSearch:
         self.take(garbage.of_checkpoints(checkpoints, base, *rules))
 
     async def topics(self, deleted_topic_ids: set[str], *, takes_unknown: bool) -> None:
-        """Search the folders of topics. `deleted_topic_ids` are the ids of deleted topics whose
-        objects are garbage."""
+        """Search the folders of topics.
+
+        `deleted_topic_ids` are the ids of deleted topics whose objects are garbage.
+        """
         cluster = self._cluster
         async for topic_id, infos in _by_topic(cluster.store.list(object_keys.TOPICS)):
             topic = cluster.state.topic_of_id(topic_id)
@@ -292,8 +296,11 @@ class _GarbageSearch:
         )
 
     async def _log(self, table: Table, infos: Sequence[ObjectInfo]) -> list[Garbage]:
-        """Return the garbage of a table's log. If the log's retention cannot be parsed, or the
-        checkpoint that replaces the garbage cannot be read, return no garbage."""
+        """Return the garbage of a table's log.
+
+        If the log's retention cannot be parsed, or the checkpoint that replaces the garbage cannot
+        be read, return no garbage.
+        """
         base, log_garbage = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
         if not log_garbage:
             return []

@@ -51,10 +51,12 @@ SKIP = "skip"
 
 
 class Compacted(NamedTuple):
-    """Result of one merge or compaction. The `_after` fields are -1 after a dry run, if `is_lost`,
-    and if `is_damaged`. If `is_lost`, another run committed first, and the result of that run
-    counts. If `is_damaged`, `why` names the damaged object, and the run leaves the partition as it
-    is."""
+    """Result of one merge or compaction.
+
+    The `_after` fields are -1 after a dry run, if `is_lost`, and if `is_damaged`. If `is_lost`,
+    another run committed first, and the result of that run counts. If `is_damaged`, `why` names the
+    damaged object, and the run leaves the partition as it is.
+    """
 
     topic: str
     partition: int
@@ -216,9 +218,11 @@ class _Compaction:
         return footer.cleaned
 
     def _expires(self, history: Sequence[Cleaned], config: TopicConfig) -> int:
-        """Return the offset below which compaction removes tombstones. Their first compaction was
-        at least `delete.retention.ms` ago. Until now they stayed for readers that had read the
-        deleted records before that first compaction."""
+        """Return the offset below which compaction removes tombstones.
+
+        Their first compaction was at least `delete.retention.ms` ago. Until now they stayed for
+        readers that had read the deleted records before that first compaction.
+        """
         ends = [cleaning.end_offset for cleaning in history if self._is_expired(cleaning, config)]
         return max(ends, default=0)
 
@@ -240,8 +244,10 @@ class _Compaction:
         kept_offsets: np.ndarray,
         history: Sequence[Cleaned],
     ) -> list[Rewrite]:
-        """Plan the rewrites of segments that lose rows or are too small. Always rewrite the last
-        segment, because it stores the history."""
+        """Plan the rewrites of segments that lose rows or are too small.
+
+        Always rewrite the last segment, because it stores the history.
+        """
         starts = [file.base_offset for file in files]
         positions = np.searchsorted(kept_offsets, [*starts, files[-1].end_offset]).tolist()
         stays = [after - before for before, after in itertools.pairwise(positions)]

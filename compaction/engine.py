@@ -61,8 +61,11 @@ COMMIT_TRIES = 5
 
 
 class KeyScan(NamedTuple):
-    """Neighbouring segments of a partition. Tombstones below offset `expires` are older than
-    `delete.retention.ms`, so compaction removes them."""
+    """Neighbouring segments of a partition.
+
+    Tombstones below offset `expires` are older than `delete.retention.ms`, so compaction removes
+    them.
+    """
 
     prefix: str
     files: Sequence[SegmentFile]
@@ -97,9 +100,11 @@ class Engine(Protocol):
 
 
 class InProcess:
-    """Engine that writes one segment after the other. Its memory is about four times
-    `keys_bytes_max`, one encoded output, and 8 bytes for the offset of each kept record and of each
-    expired tombstone."""
+    """Engine that writes one segment after the other.
+
+    Its memory is about four times `keys_bytes_max`, one encoded output, and 8 bytes for the offset
+    of each kept record and of each expired tombstone.
+    """
 
     name = "in-process"
     partitions_max = 1
@@ -138,8 +143,11 @@ class InProcess:
 
 
 class Work(NamedTuple):
-    """A partition as of the table version from which a run makes its plan. `lock` is the version
-    of the partition's maintenance lock. Key compaction has run up to offset `clean_end`."""
+    """A partition as of the table version from which a run makes its plan.
+
+    `lock` is the version of the partition's maintenance lock. Key compaction has run up to offset
+    `clean_end`.
+    """
 
     topic: Topic
     number: int
@@ -151,8 +159,11 @@ class Work(NamedTuple):
 
 
 async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> Work:
-    """Load a partition from the newest version of its table. Raises TableInDoubt if a segment does
-    not begin where the one before it ends. Raises Corrupt, Unavailable."""
+    """Load a partition from the newest version of its table.
+
+    Raises TableInDoubt if a segment does not begin where the one before it ends. Raises Corrupt,
+    Unavailable.
+    """
     table = await cluster.table(topic)
     lock = await table.transaction_version(maintenance_app_id(number)) or 0
     clean_end = await table.transaction_version(clean_app_id(number)) or 0

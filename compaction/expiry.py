@@ -1,5 +1,6 @@
-"""The records that retention would delete after a change of configs. Operators see them before the
-change.
+"""The records that retention would delete after a change of configs.
+
+Operators see them before the change.
 
 A change counts only what it adds: records that the topic's own configs give up already are not in
 its result. Records of the tail count too, although retention removes them only after their seal.
@@ -31,6 +32,7 @@ class Expiry(NamedTuple):
 
 async def expiries(log: Log, topic: Topic, config: TopicConfig) -> list[Expiry]:
     """Return what retention would delete if the topic had this config, and does not delete now.
+
     Partitions without such records are left out.
 
     Reads the newest manifest of the topic's table, and does not keep it. Raises Unavailable.

@@ -42,8 +42,10 @@ files were removed, and when."""
 
 
 class Grace(NamedTuple):
-    """Milliseconds for which objects stay after the record that nothing names them. A process may
-    choose longer times than the cluster's bounds (see `obeying`)."""
+    """Milliseconds for which objects stay after the record that nothing names them.
+
+    A process may choose longer times than the cluster's bounds (see `obeying`).
+    """
 
     wal_ms: int = 0
     """For entries, `data/` and checkpoints: several times the view age (DESIGN 5)."""
@@ -59,8 +61,10 @@ class Grace(NamedTuple):
 
     @property
     def unnamed_ms(self) -> int:
-        """Return the grace of files that no version has named. A commit may still name such a
-        file."""
+        """Return the grace of files that no version has named.
+
+        A commit may still name such a file.
+        """
         return max(self.table_ms, UNNAMED_MS_MIN)
 
 
@@ -132,9 +136,10 @@ def of_table(
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Find files of an existing topic that no version younger than the grace names. `infos` must be
-    listed before `named` is read; `removals` are the commits of the last `unnamed_ms` that removed
-    files. Foreign files stay.
+    """Find files of an existing topic that no version younger than the grace names.
+
+    `infos` must be listed before `named` is read; `removals` are the commits of the last
+    `unnamed_ms` that removed files. Foreign files stay.
 
     A file is garbage `table_ms` after a commit removed it, if no later commit can name it again. A
     rewrite that took too long names its inputs again if collection deleted its output before the

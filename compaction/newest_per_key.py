@@ -1,5 +1,6 @@
-"""The newest record of each key. The input is keys and offsets; the output is the offsets to keep.
-Pure.
+"""The newest record of each key.
+
+The input is keys and offsets; the output is the offsets to keep. Pure.
 
 Only keys and offsets go through the aggregation, never a value (DESIGN 12.5). Memory grows with the
 number of distinct keys, not with the length of the log. `add` collects new rows until they have as
@@ -84,9 +85,11 @@ class Seen(NamedTuple):
 
 
 class Latest:
-    """Aggregation of blocks, added in any order. `see` may run in any number of threads, the other
-    methods in one thread at a time. A record without a key is kept. The newest record of a key is
-    kept, unless it is a tombstone below offset `expires`.
+    """Aggregation of blocks, added in any order.
+
+    `see` may run in any number of threads, the other methods in one thread at a time. A record
+    without a key is kept. The newest record of a key is kept, unless it is a tombstone below offset
+    `expires`.
 
     An aggregation contains only the keys of share number `share` of `shares`. `add`, `kept` raise
     TooManyKeys if the keys of this share take more than `bytes_max`.
@@ -111,8 +114,10 @@ class Latest:
         return ["offset", "key", *(["value"] if base_offset < self._expires else [])]
 
     def see(self, batch: pa.RecordBatch) -> Seen:
-        """Divide a block into buckets. The block has one or more records, and at least the columns
-        that `columns` returns."""
+        """Divide a block into buckets.
+
+        The block has one or more records, and at least the columns that `columns` returns.
+        """
         offsets, keys = _numbers(batch.column("offset")), batch.column("key")
         keyed, keyless = batch.select(["key", "offset"]), _NONE
         if keys.null_count:
@@ -152,8 +157,10 @@ class Latest:
         return Kept(np.concatenate([newest, *self._keyless]), self.newest)
 
     def take_ranks(self) -> pa.Table:
-        """Return the content as a table of RANKS, and empty the aggregation. A caller may do this
-        after TooManyKeys, too."""
+        """Return the content as a table of RANKS, and empty the aggregation.
+
+        A caller may do this after TooManyKeys, too.
+        """
         with contextlib.suppress(TooManyKeys):
             self._fold()
         parts, tombstones = [RANKS.empty_table()], self._all_gone()
@@ -194,16 +201,21 @@ class Latest:
 
 
 def of_shares(shares: Sequence[Kept]) -> np.ndarray:
-    """Return the offsets to keep of all shares, ascending. If there is none, return the offset of
-    the newest record, because the segments of a partition must reach the sealed end."""
+    """Return the offsets to keep of all shares, ascending.
+
+    If there is none, return the offset of the newest record, because the segments of a partition
+    must reach the sealed end.
+    """
     offsets = np.sort(np.concatenate([share.offsets for share in shares]))
     newest = max(share.newest for share in shares)
     return offsets if len(offsets) else np.array([newest], np.int64)
 
 
 def of_ranks(ranks: np.ndarray) -> np.ndarray:
-    """Return the offsets to keep, as `of_shares` does. `ranks` has the largest rank of each (key,
-    alone), in any order."""
+    """Return the offsets to keep, as `of_shares` does.
+
+    `ranks` has the largest rank of each (key, alone), in any order.
+    """
     offsets = np.sort(ranks[ranks % 2 == 0] // 2)
     return offsets if len(offsets) else np.array([ranks.max() // 2], np.int64)
 

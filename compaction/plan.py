@@ -65,8 +65,10 @@ def below(columns: SegmentColumns, partition: Partition, log_start_offset: int) 
 
 
 def cut_by(columns: SegmentColumns, partition: Partition, log_start_offset: int) -> int | None:
-    """Return the position of the segment that begins below the log start and ends above it. If
-    there is none, or if the segment ends above the sealed end, return None."""
+    """Return the position of the segment that begins below the log start and ends above it.
+
+    If there is none, or if the segment ends above the sealed end, return None.
+    """
     position = below(columns, partition, log_start_offset)
     if position == len(columns.path) or columns.end_offset[position] > partition.sealed_end:
         return None
@@ -81,8 +83,11 @@ def _leading(is_wanted: np.ndarray) -> int:
 def merges(
     columns: SegmentColumns, partition: Partition, target_bytes: int, clean_end: int
 ) -> Iterator[range]:
-    """Yield ranges of positions. The small neighbouring segments of a range become one segment. No
-    merge crosses `clean_end`, so only segments below it lack rows that key compaction removed."""
+    """Yield ranges of positions.
+
+    The small neighbouring segments of a range become one segment. No merge crosses `clean_end`, so
+    only segments below it lack rows that key compaction removed.
+    """
     bounds = [partition.log_start_offset, min(clean_end, partition.sealed_end)]
     first, clean, last = np.searchsorted(
         columns.end_offset, [*bounds, partition.sealed_end], side="right"
@@ -157,8 +162,10 @@ def cleanable(
 def groups(
     sizes: Sequence[int], rows: Sequence[int], kept_rows: Sequence[int], target_bytes: int
 ) -> list[tuple[range, bool]]:
-    """Group neighbouring segments. Each group becomes one segment. The bool says whether to write
-    this segment, because a group of one segment that loses no row stays as it is.
+    """Group neighbouring segments.
+
+    Each group becomes one segment. The bool says whether to write this segment, because a group of
+    one segment that loses no row stays as it is.
 
     The size of a group is an estimate: a segment that keeps half of its rows counts with half of
     its size. Segments that keep no record join the group of a neighbour, so the ranges have no hole

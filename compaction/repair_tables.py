@@ -91,9 +91,10 @@ async def repair(
     is_dry: bool,
     way: str | None = None,
 ) -> list[Repair]:
-    """Repair the tables in doubt of these topics (all if None). If `is_dry`, only propose the
-    repairs. `way` chooses between restore and adopt; if it is None, restore where this is possible,
-    else adopt.
+    """Repair the tables in doubt of these topics (all if None).
+
+    If `is_dry`, only propose the repairs. `way` chooses between restore and adopt; if it is None,
+    restore where this is possible, else adopt.
 
     Raises UnknownTopic. After Unavailable, CommitUnknown or ManifestConflict, run again.
     """
@@ -165,8 +166,10 @@ async def _repair(
 
 
 async def _doubt(cluster: MaintenanceSession, topic: Topic) -> str | None:
-    """Return why the topic's table is in doubt, or None. Find also the faults that otherwise only a
-    seal finds."""
+    """Return why the topic's table is in doubt, or None.
+
+    Find also the faults that otherwise only a seal finds.
+    """
     try:
         table = await cluster.checked_table(topic)
     except TableInDoubt as error:
@@ -198,8 +201,9 @@ async def _commit(table: Table, change: _TableChange) -> None:
 async def differs(
     store: ObjectStore, prefix: str, partition: Partition, file: SegmentFile
 ) -> str | None:
-    """Return how a segment differs from the tail at the same offsets. If it does not differ, or if
-    its object is gone, return None. Raises Corrupt.
+    """Return how a segment differs from the tail at the same offsets.
+
+    If it does not differ, or if its object is gone, return None. Raises Corrupt.
 
     A sealer that crashed between its two commits leaves segments beyond the sealed end, with the
     records of the tail. A table that was copied or restored from a later moment than the WAL also
@@ -277,8 +281,10 @@ async def _restored(
     newest: ManifestVersion,
     ahead: set[int],
 ) -> "_TableChange | str":
-    """Return the change that restores the files of the log's own commits. If there is no such
-    change, return why."""
+    """Return the change that restores the files of the log's own commits.
+
+    If there is no such change, return why.
+    """
     partitions = topic.partitions
 
     def is_foreign(commit: TableCommit) -> bool:
@@ -342,8 +348,10 @@ class _Adoption:
         self.lost: list[tuple[int, int, int]] = []
 
     async def change(self, *, is_dry: bool) -> "_TableChange | str":
-        """Return the change. If none is possible, return why. Unless `is_dry`, upload its
-        segments."""
+        """Return the change.
+
+        If none is possible, return why. Unless `is_dry`, upload its segments.
+        """
         change = _TableChange([], [], {}, set())
         for number, partition in enumerate(self._topic.partitions):
             try:
@@ -428,7 +436,9 @@ def _end(piece: _Piece) -> int:
 
 def _runs(rows: pa.Table, own: Sequence[SegmentFile]) -> "Iterator[tuple[int, pa.Table]]":
     """Split rows, which are sorted by offset, wherever a segment of `own` lies between two rows.
-    Raises ValueError if an offset occurs twice."""
+
+    Raises ValueError if an offset occurs twice.
+    """
     offsets = rows.column("offset").to_numpy()
     if (offsets[1:] <= offsets[:-1]).any():
         raise ValueError("an offset is in two files")

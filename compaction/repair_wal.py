@@ -48,9 +48,11 @@ class LostRange(NamedTuple):
 
 
 class WalDamage(NamedTuple):
-    """Damage of the WAL: why the entries after `readable_to` cannot be applied. `lost` is an upper
-    bound of the records that these entries contain, computed from their headers. `unread` are the
-    numbers of entries whose content is not known."""
+    """Damage of the WAL: why the entries after `readable_to` cannot be applied.
+
+    `lost` is an upper bound of the records that these entries contain, computed from their headers.
+    `unread` are the numbers of entries whose content is not known.
+    """
 
     readable_to: int
     newest: int
@@ -81,8 +83,10 @@ async def delete_strays(cluster: MaintenanceSession, infos: Sequence[ObjectInfo]
 
 
 async def damage_of(cluster: MaintenanceSession) -> WalDamage | None:
-    """Return where the WAL is damaged. If it can be read to its end, return None. Raises
-    NewerLevel, StoreUnfit, Unavailable."""
+    """Return where the WAL is damaged.
+
+    If it can be read to its end, return None. Raises NewerLevel, StoreUnfit, Unavailable.
+    """
     result = await _damage(cluster)
     return None if result is None else result[0]
 
@@ -90,9 +94,12 @@ async def damage_of(cluster: MaintenanceSession) -> WalDamage | None:
 async def drop_after(
     cluster: MaintenanceSession, number: int, settings: MembershipSettings
 ) -> WalDamage:
-    """Give up all entries after `number`, the last entry that can be read. Return the damage.
-    Raises InvalidRequest if `number` is not that last entry, or if the WAL is not damaged. Raises
-    Unavailable if brokers are live by `settings`, or if an entry appears meanwhile."""
+    """Give up all entries after `number`, the last entry that can be read.
+
+    Return the damage. Raises InvalidRequest if `number` is not that last entry, or if the WAL is
+    not damaged. Raises Unavailable if brokers are live by `settings`, or if an entry appears
+    meanwhile.
+    """
     live = await live_brokers(cluster, settings)
     if live:
         raise Unavailable(f"brokers are live: stop them first: {', '.join(live)}")
@@ -124,8 +131,10 @@ async def drop_after(
 async def _damage(
     cluster: MaintenanceSession,
 ) -> tuple[WalDamage, ClusterState, frozenset[int]] | None:
-    """Return the damage, the state before it, and the numbers of all entries after that state. If
-    there is no damage, return None."""
+    """Return the damage, the state before it, and the numbers of all entries after that state.
+
+    If there is no damage, return None.
+    """
     objects = cluster.wal.objects
     state = await objects.newest_checkpoint(cluster.wal.cluster)
     began_at = state.seq
@@ -225,6 +234,7 @@ async def lost_records(
     cluster: MaintenanceSession, names: Sequence[str] | None, *, is_dry: bool
 ) -> list[LostRange]:
     """Read the tails of these topics (all if None), and return the ranges that cannot be read.
+
     Unless `is_dry`, give these ranges up, so that readers and seals pass over them.
 
     Raises UnknownTopic, Unavailable; InvalidRequest if the cluster's level has no action for this.

@@ -71,8 +71,10 @@ async def retain(
     is_dry: bool,
     rewrite_bytes_max: int = ANY_SIZE,
 ) -> list[Retained]:
-    """Apply retention to the topics (all if None); a dry run only reports. Also rewrite each
-    segment of at most `rewrite_bytes_max` bytes that an earlier `delete_records` cut.
+    """Apply retention to the topics (all if None); a dry run only reports.
+
+    Also rewrite each segment of at most `rewrite_bytes_max` bytes that an earlier `delete_records`
+    cut.
 
     A topic whose table is damaged or in doubt is left as it is (`cluster.skipped`). Raises
     UnknownTopic. If a topic fails with Unavailable, CommitUnknown or ManifestConflict, raises the
@@ -190,8 +192,10 @@ async def _cut(
 
 
 async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[int]) -> None:
-    """Remove from the table the segments below the log starts, until there are none. The state has
-    the new log starts already, because `WalView.commit` returns after its entry is applied.
+    """Remove from the table the segments below the log starts, until there are none.
+
+    The state has the new log starts already, because `WalView.commit` returns after its entry is
+    applied.
 
     A commit that is done is looked at again: another run may have replaced the segments by others
     that are below the log starts too. If these stayed, a rewrite of the segment that the log start
@@ -229,9 +233,11 @@ def _changed_too_often(topic: Topic) -> ManifestConflict:
 
 
 async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> None:
-    """Replace the segment that the log start cuts by one that begins at the log start. Segments
-    entirely below the log start are removed before: a client may have moved the log start since
-    `_remove`, and they would lie before a hole."""
+    """Replace the segment that the log start cuts by one that begins at the log start.
+
+    Segments entirely below the log start are removed before: a client may have moved the log start
+    since `_remove`, and they would lie before a hole.
+    """
     for _ in range(TRIES):
         current = cluster.state.topic_of_id(topic.topic_id)
         if current is None:
@@ -261,8 +267,10 @@ async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> No
 
 
 async def _rows_from(cluster: MaintenanceSession, key: str, size: int, start: int) -> int:
-    """Return the number of a segment's records from offset `start` on. Reads at most one row
-    group."""
+    """Return the number of a segment's records from offset `start` on.
+
+    Reads at most one row group.
+    """
     reader = SegmentReader(StoreRanges(cluster.store))
     rows = 0
     with gone_is_unavailable():

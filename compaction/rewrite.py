@@ -61,11 +61,14 @@ T = TypeVar("T")
 
 
 class Rewrite(NamedTuple):
-    """Work of one task. `inputs` are neighbours in offset order. `kept` are the offsets to keep,
-    ascending int64; None keeps all. `rows` is the number of kept rows. `cleaned` are the past
-    compactions that the output's footer lists; if it is None, take them from the footer of an input
-    that lists the most. `level` is the cluster's level. Rows below the offset `start` are left out,
-    and the output's name begins there."""
+    """Work of one task.
+
+    `inputs` are neighbours in offset order. `kept` are the offsets to keep, ascending int64; None
+    keeps all. `rows` is the number of kept rows. `cleaned` are the past compactions that the
+    output's footer lists; if it is None, take them from the footer of an input that lists the most.
+    `level` is the cluster's level. Rows below the offset `start` are left out, and the output's
+    name begins there.
+    """
 
     prefix: str
     inputs: Sequence[SegmentFile]
@@ -112,7 +115,9 @@ async def pump(
     is_needed: Callable[[segments.RowGroup], bool] = lambda _: True,
 ) -> None:
     """Decode all needed row groups in DECODERS threads; consume the results in order in one thread.
-    Raises Unavailable if a segment is gone."""
+
+    Raises Unavailable if a segment is gone.
+    """
     reader = SegmentReader(source_of(store))
 
     def start(piece: SegmentRange) -> "asyncio.Task[FetchedGroups]":
@@ -201,8 +206,10 @@ def pieces(
 
 
 class Digest(NamedTuple):
-    """Digest to compare two copies of the same rows. It leaves out keys and values, because the
-    checksums of their bytes are verified already."""
+    """Digest to compare two copies of the same rows.
+
+    It leaves out keys and values, because the checksums of their bytes are verified already.
+    """
 
     rows: int = 0
     offsets: int = 0

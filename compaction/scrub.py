@@ -105,8 +105,10 @@ async def scrub(
 
 
 class _Scrub:
-    """One run over tables and tails. An object that nothing names may be an upload under way if it
-    was created after `settled_ms`."""
+    """One run over tables and tails.
+
+    An object that nothing names may be an upload under way if it was created after `settled_ms`.
+    """
 
     def __init__(
         self,
@@ -208,8 +210,10 @@ class _Scrub:
         await together(*checks)
 
     async def _doubt(self, topic: Topic) -> None:
-        """Report a table in doubt. Ignore damage of the WAL, because the scrub has reported it
-        already."""
+        """Report a table in doubt.
+
+        Ignore damage of the WAL, because the scrub has reported it already.
+        """
         try:
             await self._cluster.checked_table(topic)
         except TableInDoubt as error:
@@ -251,8 +255,10 @@ class _Scrub:
             self._report.rows += batch.num_rows
 
     async def tails(self, topic: Topic, verified: frozenset[Place]) -> None:
-        """Verify a topic's tails: no hole, every chunk intact. Skip chunks that were verified with
-        their WAL entries."""
+        """Verify a topic's tails: no hole, every chunk intact.
+
+        Skip chunks that were verified with their WAL entries.
+        """
         left: list[tuple[int, TailChunk]] = []
         for number, partition in enumerate(topic.partitions):
             for what in scrub_checks.tail(partition):

@@ -36,8 +36,11 @@ class FindingKind:
 
 
 class Finding(NamedTuple):
-    """A violation in an object or a partition, which `where` names. Damage is a violation that a
-    reader notices, now or later. Any other finding is garbage or a foreign file."""
+    """A violation in an object or a partition, which `where` names.
+
+    Damage is a violation that a reader notices, now or later. Any other finding is garbage or a
+    foreign file.
+    """
 
     kind: str
     where: str

@@ -33,8 +33,11 @@ Place = tuple[str, int]
 
 
 class VerifiedWal(NamedTuple):
-    """Result of a scrub of the WAL. `state` is the state after the newest entry, or None if no
-    state can be read. `verified` are the chunks that were verified with their entries."""
+    """Result of a scrub of the WAL.
+
+    `state` is the state after the newest entry, or None if no state can be read. `verified` are the
+    chunks that were verified with their entries.
+    """
 
     state: ClusterState | None
     verified: frozenset[Place]
@@ -143,9 +146,11 @@ def _start(
     checkpoints: Mapping[int, ClusterState],
     newest: int,
 ) -> ClusterState | None:
-    """Return the oldest state after which no entry is missing. If there is none, return the newest
-    checkpoint. If there is no checkpoint either, return None. A checkpoint after entry 1 may be of
-    a restore, and then no entries lead to it."""
+    """Return the oldest state after which no entry is missing.
+
+    If there is none, return the newest checkpoint. If there is no checkpoint either, return None. A
+    checkpoint after entry 1 may be of a restore, and then no entries lead to it.
+    """
     present = set(seqs)
     whole_from = newest
     while whole_from in present:
@@ -222,9 +227,11 @@ def _verify(
     damaged: list[Place],
     findings: list[Finding],
 ) -> DecodedEntry:
-    """Verify every byte of one entry; note its verified and its damaged chunks. One damaged copy of
-    the header is a finding. Raises Corrupt if both copies are damaged, or if they do not name
-    `previous` as the hash of the entry before."""
+    """Verify every byte of one entry; note its verified and its damaged chunks.
+
+    One damaged copy of the header is a finding. Raises Corrupt if both copies are damaged, or if
+    they do not name `previous` as the hash of the entry before.
+    """
     key = object_keys.wal(seq)
     copy = entries.copy_in(body)
     try:
@@ -261,6 +268,8 @@ def _compare(
 
 
 def _copy(state: ClusterState, bounds: Bounds) -> ClusterState:
-    """Copy a state, to apply entries to the copy: `_compare` needs the original. `bounds` are those
-    of `cluster.json`."""
+    """Copy a state, to apply entries to the copy: `_compare` needs the original.
+
+    `bounds` are those of `cluster.json`.
+    """
     return ClusterState.decode(state.encode(), object_keys.checkpoint(state.seq), bounds)

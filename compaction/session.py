@@ -69,9 +69,11 @@ class MaintenanceSession:
 
     @classmethod
     def of_broker(cls, broker: Log) -> "MaintenanceSession":
-        """Return a session on the broker's view and event loop, so nothing is loaded again. The
-        session opens tables of its own, because the broker would keep all tables open that are
-        opened through it."""
+        """Return a session on the broker's view and event loop, so nothing is loaded again.
+
+        The session opens tables of its own, because the broker would keep all tables open that are
+        opened through it.
+        """
         return cls(broker.wal, is_shared=True)
 
     @classmethod
@@ -83,10 +85,13 @@ class MaintenanceSession:
         report_damage: bool = True,
         is_reading: bool = False,
     ) -> "MaintenanceSession":
-        """Open an existing cluster. Raises StoreUnfit if there is none, Corrupt, Unavailable.
-        Without `report_damage`, this raises no Corrupt if the WAL is damaged, so that a scrub can
-        begin and report all damage. A session with `is_reading` writes nothing. It is for scrubs
-        and dry runs, and takes the store's time from this machine's clock."""
+        """Open an existing cluster.
+
+        Raises StoreUnfit if there is none, Corrupt, Unavailable. Without `report_damage`, this
+        raises no Corrupt if the WAL is damaged, so that a scrub can begin and report all damage. A
+        session with `is_reading` writes nothing. It is for scrubs and dry runs, and takes the
+        store's time from this machine's clock.
+        """
         writer = f"care-{clock.new_id().hex()}"
         objects = WalObjects(store, clock)
         cluster = await objects.open_cluster(None, is_creating=False)
@@ -107,9 +112,12 @@ class MaintenanceSession:
         await self.wal.refresh()
 
     async def commit(self, actions: Sequence[AnyAction]) -> None:
-        """Commit all actions, at most ACTIONS_MAX in one commit. Raises the refusal of an action,
-        but not UnknownTopic, because a topic that was deleted meanwhile needs no maintenance. If
-        one topic of a commit was deleted, each action of the commit is committed by itself."""
+        """Commit all actions, at most ACTIONS_MAX in one commit.
+
+        Raises the refusal of an action, but not UnknownTopic, because a topic that was deleted
+        meanwhile needs no maintenance. If one topic of a commit was deleted, each action of the
+        commit is committed by itself.
+        """
         for first in range(0, len(actions), ACTIONS_MAX):
             some = list(actions[first : first + ACTIONS_MAX])
             (outcome,) = await self.wal.commit(Draft([Commit(self.clock.new_id(), some)], [], []))
@@ -129,8 +137,10 @@ class MaintenanceSession:
         return table
 
     async def checked_table(self, topic: Topic) -> Table:
-        """Return the topic's table at its newest version. Raises TableInDoubt if this version is
-        not what the log put there; Corrupt, Unavailable."""
+        """Return the topic's table at its newest version.
+
+        Raises TableInDoubt if this version is not what the log put there; Corrupt, Unavailable.
+        """
         table = await self.table(topic)
         await check(table, lambda: self.state.topic_of_id(topic.topic_id), self.refresh)
         return table
@@ -138,8 +148,11 @@ class MaintenanceSession:
     async def for_each(
         self, topics: Sequence[Topic], work: Callable[[Topic], Awaitable[None]]
     ) -> None:
-        """Do the work for each topic, even if it fails for another topic. Add topics that are
-        damaged or in doubt to `skipped`. After the last topic, raise the first other error."""
+        """Do the work for each topic, even if it fails for another topic.
+
+        Add topics that are damaged or in doubt to `skipped`. After the last topic, raise the first
+        other error.
+        """
         failed: LogError | None = None
         for topic in topics:
             try:
@@ -168,8 +181,10 @@ class MaintenanceSession:
         return state
 
     async def store_now_ms(self) -> int:
-        """Return the time of the store's clock, because this clock stamps the objects. If the
-        session only reads, return the time of this machine's clock."""
+        """Return the time of the store's clock, because this clock stamps the objects.
+
+        If the session only reads, return the time of this machine's clock.
+        """
         if self._is_reading:
             return self.clock.now_ms()
         key = f"{object_keys.PROBE}{self.clock.new_id().hex()}/now"

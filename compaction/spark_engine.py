@@ -69,8 +69,11 @@ class _SearchPart(msgspec.Struct, array_like=True):
 
 
 class SparkEngine:
-    """Engine on the caller's Spark session. `url` and `s3` say how executors reach the store.
-    Concurrent calls are allowed, because each call is a Spark job of its own."""
+    """Engine on the caller's Spark session.
+
+    `url` and `s3` say how executors reach the store. Concurrent calls are allowed, because each
+    call is a Spark job of its own.
+    """
 
     name = "spark"
     partitions_max = SPARK_PARTITIONS_MAX
@@ -125,8 +128,10 @@ class SparkEngine:
     def _on_executors(
         self, work: Sequence[Any], run: Callable[[Batches], Batches], schema: str
     ) -> Any:
-        """Return a DataFrame of the results of `run`. `run` gets rows (number, work), and each row
-        is one task."""
+        """Return a DataFrame of the results of `run`.
+
+        `run` gets rows (number, work), and each row is one task.
+        """
         count = len(work)
         numbers = pa.array(range(count), pa.int32())
         encoded = [pa.array([_encode(item)], pa.binary()) for item in work]
@@ -219,8 +224,10 @@ async def _in_thread(call: Callable[[Any], Any], work: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line that names a Python exception. If there is none, return the first
-    line."""
+    """Return the last line that names a Python exception.
+
+    If there is none, return the first line.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if _is_raised(line)]
     return (raised or lines or [type(error).__name__])[-1 if raised else 0]

@@ -1,5 +1,6 @@
-"""Changes of a cluster as a whole: the level of its format, and its bounds. This module also finds
-the live brokers that do not know a level.
+"""Changes of a cluster as a whole: the level of its format, and its bounds.
+
+This module also finds the live brokers that do not know a level.
 
 The level is raised only if every live broker knows the new level. storage.state.cluster_bounds says
 when a change of the bounds comes into effect.
@@ -51,9 +52,11 @@ async def upgrade(
     level: int = levels.NEWEST,
     settings: MembershipSettings,
 ) -> LevelChange:
-    """Raise the cluster's level to `level`, by default to the newest that this version knows. If
-    live brokers do not know this level, raise Unavailable with their names. `settings` are the
-    brokers' settings; they say when a broker without a heartbeat counts as dead."""
+    """Raise the cluster's level to `level`, by default to the newest that this version knows.
+
+    If live brokers do not know this level, raise Unavailable with their names. `settings` are the
+    brokers' settings; they say when a broker without a heartbeat counts as dead.
+    """
     await cluster.refresh()
     before = cluster.state.level
     if before >= level:
@@ -84,8 +87,10 @@ async def live_brokers(
     cluster: MaintenanceSession, settings: MembershipSettings, level: int = levels.NEWEST + 1
 ) -> list[str]:
     """Return the names of live brokers that do not know the level; by default, of all live brokers.
+
     A killed broker leaves its liveness object, so only the time without a heartbeat shows that the
-    broker is dead."""
+    broker is dead.
+    """
     tracker = LivenessTracker(settings)
     clock, store = cluster.clock, cluster.store
     until_s = clock.boot_s() + settings.member_timeout_s
@@ -120,8 +125,10 @@ async def bounds_of(cluster: MaintenanceSession) -> list[BoundState]:
 async def change_bounds(
     cluster: MaintenanceSession, change: SetBounds, *, is_dry: bool
 ) -> list[BoundState]:
-    """Change the bounds, and return the new ones. Raises InvalidRequest if the cluster cannot have
-    these bounds, or if its level is 1."""
+    """Change the bounds, and return the new ones.
+
+    Raises InvalidRequest if the cluster cannot have these bounds, or if its level is 1.
+    """
     await cluster.refresh()
     state = cluster.state
     if state.level == levels.FIRST:

@@ -121,9 +121,10 @@ async def backup(
     bytes_per_s: int | None = None,
     on_bytes: Progress = lambda _: None,
 ) -> BackedUp:
-    """Copy the cluster into the place, beside the backups that are there. If `is_verified`, read
-    the whole copy again. If `keep` is given, remove all backups but the `keep` newest ones
-    afterwards. `bytes_per_s` bounds the average rate at which objects are read.
+    """Copy the cluster into the place, beside the backups that are there.
+
+    If `is_verified`, read the whole copy again. If `keep` is given, remove all backups but the
+    `keep` newest ones afterwards. `bytes_per_s` bounds the average rate at which objects are read.
 
     A table that is damaged or in doubt is copied as it is, and named in the result. Raises
     InvalidRequest if the cluster's level has no holds, if there are too many holds, if the backup's
@@ -170,8 +171,10 @@ async def backup(
 
 
 class _Hold:
-    """The hold of a backup: an async context that takes the hold and releases it. Owned by one
-    backup."""
+    """The hold of a backup: an async context that takes the hold and releases it.
+
+    Owned by one backup.
+    """
 
     def __init__(self, cluster: MaintenanceSession) -> None:
         self._cluster = cluster
@@ -190,8 +193,10 @@ class _Hold:
         await self._cluster.commit([RenewHold(self._id, HOLD_MS)])
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work and renew the hold meanwhile. If the hold expires, cancel the work and raise
-        InvalidRequest."""
+        """Run the work and renew the hold meanwhile.
+
+        If the hold expires, cancel the work and raise InvalidRequest.
+        """
         working = asyncio.create_task(work)
         renewing = asyncio.create_task(self._renew_often())
         try:
@@ -205,9 +210,12 @@ class _Hold:
             await asyncio.gather(working, renewing, return_exceptions=True)
 
     async def confirm(self) -> None:
-        """Renew the hold. When this returns, the hold was in force without a break up to the entry
-        of the renewal, and the renewal began at most half of HOLD_MS ago. Raises InvalidRequest if
-        the hold has expired, Unavailable if each of TRIES renewals takes longer."""
+        """Renew the hold.
+
+        When this returns, the hold was in force without a break up to the entry of the renewal, and
+        the renewal began at most half of HOLD_MS ago. Raises InvalidRequest if the hold has
+        expired, Unavailable if each of TRIES renewals takes longer.
+        """
         for _ in range(TRIES):
             begun_s = self._cluster.clock.boot_s()
             await self.renew()
@@ -216,8 +224,11 @@ class _Hold:
         raise Unavailable("the hold of the backup was not renewed in time: run the backup again")
 
     async def refuse_others(self, what: str) -> None:
-        """Raise Unavailable if another hold is in force at the WAL's end. `what` is the part of the
-        message that says what the caller does not do because of that hold."""
+        """Raise Unavailable if another hold is in force at the WAL's end.
+
+        `what` is the part of the message that says what the caller does not do because of that
+        hold.
+        """
         await self._cluster.refresh()
         if any(hold.hold_id != self._id for hold in self._cluster.state.holds):
             raise Unavailable(
@@ -341,8 +352,10 @@ class _Copy:
         state: ClusterState,
         tables: list[BackupTable],
     ) -> BackupManifest:
-        """Copy the WAL after `base` up to `state`, and return the manifest. Raises Corrupt if the
-        entries do not lead to this state."""
+        """Copy the WAL after `base` up to `state`, and return the manifest.
+
+        Raises Corrupt if the entries do not lead to this state.
+        """
         cluster, store = self.cluster, self.cluster.store
         identity = cluster.wal.cluster
         applied = empty_state(identity)
@@ -394,9 +407,11 @@ class _Copy:
     async def _table(
         self, topic: Topic, loaded: ManifestVersion | None, since_ms: int
     ) -> BackupTable:
-        """Copy the version of a table that `_version` returns. Copy also the files of its versions
-        since `since_ms`, if these files still exist. A table that is damaged or in doubt is copied
-        as it is."""
+        """Copy the version of a table that `_version` returns.
+
+        Copy also the files of its versions since `since_ms`, if these files still exist. A table
+        that is damaged or in doubt is copied as it is.
+        """
         listed = self.cluster.store.list(f"{topic.prefix}/")
         infos = [info async for info in listed]
         try:
@@ -464,8 +479,11 @@ class _Copy:
     async def _log(
         self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[list[ObjectInfo], int, set[str]]:
-        """Call `_log_of`, and return the listing too. If a file is gone, another engine cleaned up
-        the log, and left a checkpoint for the deleted files. So list the topic again."""
+        """Call `_log_of`, and return the listing too.
+
+        If a file is gone, another engine cleaned up the log, and left a checkpoint for the deleted
+        files. So list the topic again.
+        """
         for _ in range(TRIES):
             try:
                 return infos, *await self._log_of(infos, version, since_ms)
@@ -476,10 +494,12 @@ class _Copy:
     async def _log_of(
         self, infos: Sequence[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[int, set[str]]:
-        """Copy the log up to the version. Return the version that was current at `since_ms`, or the
-        oldest later one that the log still has, and the paths removed after the returned version.
-        Raises ObjectNotFound if a file is gone, Corrupt if the copied log does not give the
-        version."""
+        """Copy the log up to the version.
+
+        Return the version that was current at `since_ms`, or the oldest later one that the log
+        still has, and the paths removed after the returned version. Raises ObjectNotFound if a file
+        is gone, Corrupt if the copied log does not give the version.
+        """
         commits = {
             number: info
             for info in infos
@@ -519,8 +539,11 @@ class _Copy:
     # -- objects
 
     async def _take_all(self, infos: Iterable[ObjectInfo], *, is_optional: bool = False) -> None:
-        """Copy objects. Do not read an object with a unique key if the previous backup and the
-        place have it with the same size."""
+        """Copy objects.
+
+        Do not read an object with a unique key if the previous backup and the place have it with
+        the same size.
+        """
         for some in batches(list(infos)):
             await together(*(self._copied(info, is_optional=is_optional) for info in some))
 

@@ -54,9 +54,11 @@ class BackupTable(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BackupManifest(msgspec.Struct, array_like=True, frozen=True):
-    """A backup of the cluster after entry `seq`, whose hash is `hash`. The copied WAL begins after
-    the checkpoint `base`, or at entry 1 if `base` is 0. `from_ms` is the time of the first copied
-    entry, `to_ms` the latest time of a copied entry."""
+    """A backup of the cluster after entry `seq`, whose hash is `hash`.
+
+    The copied WAL begins after the checkpoint `base`, or at entry 1 if `base` is 0. `from_ms` is
+    the time of the first copied entry, `to_ms` the latest time of a copied entry.
+    """
 
     form: int
     cluster: ClusterIdentity
@@ -106,8 +108,10 @@ def encode(manifest: BackupManifest) -> bytes:
 
 
 def decode(body: bytes, key: str) -> BackupManifest:
-    """Decode a manifest. Raises Corrupt, and StoreUnfit if a newer version of tidelog wrote the
-    manifest."""
+    """Decode a manifest.
+
+    Raises Corrupt, and StoreUnfit if a newer version of tidelog wrote the manifest.
+    """
     payload = body[12:]
     if body[:8] != MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
         raise Corrupt(key, "checksum of the backup's manifest differs")
@@ -136,8 +140,10 @@ async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
 
 
 async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
-    """Read and verify an object of a backup. Raises Unavailable, and Corrupt, also if the object is
-    gone."""
+    """Read and verify an object of a backup.
+
+    Raises Unavailable, and Corrupt, also if the object is gone.
+    """
     key = f"{OBJECTS}{wanted.key}"
     try:
         body = await place.get(key)
@@ -149,10 +155,12 @@ async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
 
 
 async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> bool:
-    """Create an object, and return when it is durable. Return False if the object existed already.
-    Return True if this call created the object, or if the outcome of its PUT is unknown and the
-    object has these bytes. Raises InvalidRequest if an object with other bytes has the key. **On a
-    crash**, the store has the whole object or nothing."""
+    """Create an object, and return when it is durable.
+
+    Return False if the object existed already. Return True if this call created the object, or if
+    the outcome of its PUT is unknown and the object has these bytes. Raises InvalidRequest if an
+    object with other bytes has the key. **On a crash**, the store has the whole object or nothing.
+    """
     body, pause_s = b"".join(parts), RETRY_S
     while (outcome := await store.create(key, [body])) is not Created.DONE:
         try:
@@ -170,9 +178,11 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
 
 
 class Pace:
-    """Bounds the average rate at which a backup reads. Each object is read at full speed. A read
-    begins when all bytes of the earlier reads would have arrived at that rate. Owned by one
-    backup."""
+    """Bounds the average rate at which a backup reads.
+
+    Each object is read at full speed. A read begins when all bytes of the earlier reads would have
+    arrived at that rate. Owned by one backup.
+    """
 
     def __init__(self, clock: Clock, bytes_per_s: int | None) -> None:
         self._clock = clock
@@ -190,9 +200,11 @@ class Pace:
 
 
 def is_unique(key: str) -> bool:
-    """Return whether the key contains a random id, so that no two objects have the same key. Other
-    keys contain only numbers, so different objects may have the same key in two histories of a
-    cluster."""
+    """Return whether the key contains a random id, so that no two objects have the same key.
+
+    Other keys contain only numbers, so different objects may have the same key in two histories of
+    a cluster.
+    """
     path = key.partition("/partition=")
     return (
         key.startswith(object_keys.DATA)

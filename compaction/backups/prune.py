@@ -49,11 +49,13 @@ class Pruned(NamedTuple):
 
 
 async def prune(place: ObjectStore, keep: int, confirm: Check, alone: Check) -> Pruned:
-    """Remove all backups but the `keep` newest ones; the newest one always stays. Call `confirm`
-    before each delete: it renews the hold, and raises if the hold is over. `alone` raises if
-    another hold is in force. If a manifest is damaged, the objects of its backup are not known.
-    Then delete no object, and raise Corrupt. If that manifest is in `backups/`, change nothing at
-    all. Raises Unavailable, and InvalidRequest if the hold is over."""
+    """Remove all backups but the `keep` newest ones; the newest one always stays.
+
+    Call `confirm` before each delete: it renews the hold, and raises if the hold is over. `alone`
+    raises if another hold is in force. If a manifest is damaged, the objects of its backup are not
+    known. Then delete no object, and raise Corrupt. If that manifest is in `backups/`, change
+    nothing at all. Raises Unavailable, and InvalidRequest if the hold is over.
+    """
     names = await backups_in(place)
     for name in names:
         await read_manifest(place, name)
@@ -74,8 +76,10 @@ async def is_unfinished(place: ObjectStore) -> bool:
 
 async def finish(place: ObjectStore, confirm: Check) -> Pruned:
     """Complete each removal that has a manifest in `pruned/`, by steps 3 to 5 of the module's list.
+
     `confirm` and the errors are as in `prune`. If a manifest is damaged, no object is deleted, but
-    step 3 may have deleted manifests."""
+    step 3 may have deleted manifests.
+    """
     markers = [info.key async for info in place.list(PRUNED)]
     sizes: dict[str, int] = {}
     older = (await backups_in(place))[:-1]

@@ -72,13 +72,15 @@ async def restore(
     cluster_id: str | None = None,
     on_bytes: Progress = lambda _: None,
 ) -> Restored:
-    """Make a cluster in the empty `target` from a backup in the place. If `at_ms` is None, restore
-    the moment of the newest backup. Otherwise take the oldest backup whose times include `at_ms`,
-    and stop before the first entry that is later than `at_ms`. If `cluster_id` is None, the cluster
-    gets a new id.
+    """Make a cluster in the empty `target` from a backup in the place.
+
+    If `at_ms` is None, restore the moment of the newest backup. Otherwise take the oldest backup
+    whose times include `at_ms`, and stop before the first entry that is later than `at_ms`. If
+    `cluster_id` is None, the cluster gets a new id.
 
     Raises StoreUnfit if the target is not empty or the place has no backup, InvalidRequest if no
-    backup has that time, Corrupt if the backup is damaged, Unavailable."""
+    backup has that time, Corrupt if the backup is damaged, Unavailable.
+    """
     async for info in target.list(""):
         raise StoreUnfit(f"{target.url} has {info.key}: restore into an empty folder or prefix")
     manifest = await read_manifest(place, _chosen(place, await backups_in(place), at_ms))
@@ -144,8 +146,10 @@ class _Restore:
         return Restored(cluster_id, state.seq, time_ms, self._count, self._size, doubts)
 
     async def _state(self, at_ms: int | None) -> ClusterState:
-        """Return the state before the first entry that is later than `at_ms`. If `at_ms` is None,
-        return the state at the moment of the backup."""
+        """Return the state before the first entry that is later than `at_ms`.
+
+        If `at_ms` is None, return the state at the moment of the backup.
+        """
         manifest = self._manifest
         identity = manifest.cluster
         state = empty_state(identity)
@@ -172,10 +176,12 @@ class _Restore:
         return state
 
     async def _table(self, topic: Topic) -> tuple[BackupTable, list[BackupObject]]:
-        """Return a topic's table at the version to restore, and its objects. Take the newest
-        version without records beyond the sealed end. If all versions have such records, take the
-        newest of them. A version may have such records because a sealer commits to the table before
-        the WAL."""
+        """Return a topic's table at the version to restore, and its objects.
+
+        Take the newest version without records beyond the sealed end. If all versions have such
+        records, take the newest of them. A version may have such records because a sealer commits
+        to the table before the WAL.
+        """
         tables = {table.prefix: table for table in self._manifest.tables}
         table = tables.get(topic.prefix)
         if table is None:
