@@ -46,8 +46,11 @@ def finish(record: Record, transaction: Transaction) -> None:
 
 
 def work(servers: str, topic: str, delay_s: float) -> None:
-    """Do jobs as a member of the topic's group. A job begins `delay_s` after its record was sent,
-    at the earliest. Raises Refused (409) if the partitions have gone to another member."""
+    """Do jobs as a member of the topic's group.
+
+    A job begins `delay_s` after its record was sent, at the earliest. Raises Refused (409) if the
+    partitions have gone to another member.
+    """
     with (
         Producer(servers) as producer,
         Consumer(

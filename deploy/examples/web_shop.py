@@ -66,8 +66,11 @@ def next_batch(shop: sqlite3.Connection) -> str | None:
 
 
 def relay(shop: sqlite3.Connection, servers: str) -> None:
-    """Send each batch of the outbox. A batch that is sent again has the key of the first time, so
-    the broker returns its first answer and stores nothing."""
+    """Send each batch of the outbox.
+
+    A batch that is sent again has the key of the first time, so the broker returns its first answer
+    and stores nothing.
+    """
     with Producer(servers) as producer:
         while batch := next_batch(shop):
             rows = "SELECT customer, value FROM outbox WHERE batch = ? ORDER BY number"
