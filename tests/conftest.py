@@ -47,8 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """System tests and slow ones run first. A test of a minute that begins last keeps one worker
-    busy alone."""
+    """System tests and slow ones run first.
+
+    A test of a minute that begins last keeps one worker busy alone.
+    """
     items.sort(key=lambda item: not _is_slow(item))
 
 

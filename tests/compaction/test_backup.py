@@ -459,8 +459,11 @@ Jump = Callable[[], Awaitable[None]]
 
 
 class Place(MemoryStore):
-    """A place for backups. `jump` is called once: before the first create of a key that begins with
-    `created`, or after the first delete of a key that begins with `deleted`."""
+    """A place for backups.
+
+    `jump` is called once: before the first create of a key that begins with `created`, or after the
+    first delete of a key that begins with `deleted`.
+    """
 
     def __init__(self, created: str = "none", deleted: str = "none") -> None:
         super().__init__()
@@ -499,9 +502,11 @@ async def jumps(log: Log, count: int) -> None:
 async def backed_up_with_jumps(
     place: Place, count: int, keep: int | None = None, removed: str = ""
 ) -> BackedUp:
-    """Make a backup during which a broker's clock jumps so often, and an object is removed. If
-    `keep` is given, make one backup before, without jumps, and delete an object that only this
-    backup has."""
+    """Make a backup during which a broker's clock jumps so often, and an object is removed.
+
+    If `keep` is given, make one backup before, without jumps, and delete an object that only this
+    backup has.
+    """
     inner = MemoryStore()
     log = await log_with(inner, [["a"], ["b"]])
     try:

@@ -107,8 +107,10 @@ def named_in(place: Path) -> set[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Topic `t` and three backups in `place`. After the first one, its segments were merged and
-    collected."""
+    """Topic `t` and three backups in `place`.
+
+    After the first one, its segments were merged and collected.
+    """
     root, place = tmp_path / "log", tmp_path / "place"
     broker = four_segments(root)
     broker.close()

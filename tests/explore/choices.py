@@ -51,8 +51,10 @@ class Choices:
         self._hash = hashlib.blake2b(digest_size=8)
 
     def choose(self, what: str, options: Sequence[Option]) -> int:
-        """Return the index of one that the bound allows. The first must cost nothing. No choice is
-        counted if there is only one."""
+        """Return the index of one that the bound allows.
+
+        The first must cost nothing. No choice is counted if there is only one.
+        """
         allowed = [
             index for index, option in enumerate(options) if min(self.left.without(option)) >= 0
         ]

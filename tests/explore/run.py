@@ -18,8 +18,10 @@ END_S = 2000.0
 
 
 class Run(NamedTuple):
-    """One run up to the rest after an act, or recovered from there. `left` is what is left of the
-    bound, `rest` the hash of the state, empty after a recovery."""
+    """One run up to the rest after an act, or recovered from there.
+
+    `left` is what is left of the bound, `rest` the hash of the state, empty after a recovery.
+    """
 
     taken: tuple[int, ...]
     counts: tuple[int, ...]

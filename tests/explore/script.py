@@ -103,8 +103,11 @@ class Cast:
     # -- what an act begins
 
     def produce(self, slot: int, *, is_keyed: bool) -> None:
-        """One request. With a key it is retried at the next broker, and once more; without one,
-        the client waits for its answer."""
+        """One request.
+
+        With a key it is retried at the next broker, and once more; without one, the client waits
+        for its answer.
+        """
         number, self.ends = self.ends, self.ends + 1
         patience_s = PATIENCE_S if is_keyed else NEVER_S
         producer = Producer(self.world, f"p{number}", self.load._replace(patience_s=patience_s))

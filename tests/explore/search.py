@@ -45,8 +45,11 @@ class Failure(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """The extent of a search. `choices` are those with more than one option, each counted once;
-    `states` by act; `cut` are rests that were known."""
+    """The extent of a search.
+
+    `choices` are those with more than one option, each counted once; `states` by act; `cut` are
+    rests that were known.
+    """
 
     schedules: int
     choices: int

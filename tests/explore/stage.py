@@ -38,8 +38,10 @@ SUSPENDED = "the process is suspended before"
 
 @dataclass
 class Request:
-    """One request of a process. `act` does it, with the chosen fate; `fates` are the faults that it
-    may meet now."""
+    """One request of a process.
+
+    `act` does it, with the chosen fate; `fates` are the faults that it may meet now.
+    """
 
     lane: str
     name: str

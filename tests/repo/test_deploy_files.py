@@ -1,5 +1,7 @@
 """deploy/: every file goes through a parser of those who will read it, and what it says is so.
-Tools that a machine may lack are asked in `make lint-deploy`."""
+
+Tools that a machine may lack are asked in `make lint-deploy`.
+"""
 
 import json
 import re

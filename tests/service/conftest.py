@@ -142,8 +142,11 @@ def marked(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 async def broker(request: pytest.FixtureRequest, store: MemoryStore) -> AsyncIterator[Broker]:
-    """A quiet broker. A mark `broker` has its settings, in `topics` the partitions of its topics by
-    name, in `records` the values in `t`-0, in `acls` its ACLs."""
+    """A quiet broker.
+
+    A mark `broker` has its settings, in `topics` the partitions of its topics by name, in `records`
+    the values in `t`-0, in `acls` its ACLs.
+    """
     settings = marked(request)
     topics, values = settings.pop("topics", {}), settings.pop("records", ())
     acls: list[Acl] = settings.pop("acls", [])
@@ -180,7 +183,9 @@ async def topic(broker: Broker) -> str:
 @asynccontextmanager
 async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
     """The application on a port of 127.0.0.1: for what an ASGI transport cannot do, streams.
-    `options` are those of Server."""
+
+    `options` are those of Server.
+    """
     async with listening_server(app, **options) as server:
         yield server.servers[0].sockets[0].getsockname()[1]
 

@@ -47,8 +47,10 @@ def jwk(key_id: str, key: Any, **more: Any) -> dict[str, Any]:
 
 
 class FakeIssuer:
-    """The keys of the server, and the paths that it was asked for. `answers` has the status, the
-    body and the headers by path, in place of the right answer."""
+    """The keys of the server, and the paths that it was asked for.
+
+    `answers` has the status, the body and the headers by path, in place of the right answer.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url

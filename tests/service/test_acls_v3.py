@@ -1,5 +1,7 @@
-"""ACLs in Confluent's v3 dialect: created, found by filters, deleted. A deletion names what it
-deletes; a DELETE or PUT refuses unknown parameters."""
+"""ACLs in Confluent's v3 dialect: created, found by filters, deleted.
+
+A deletion names what it deletes; a DELETE or PUT refuses unknown parameters.
+"""
 
 import asyncio
 from typing import Any

@@ -54,8 +54,11 @@ def watched(
     size_of: Callable[[Any], int],
     least: int = SMALL,
 ) -> Calls:
-    """Return a list. Each call adds the bytes that the answers held before, and the bytes that it
-    made, if these are more than `least`."""
+    """Return a list.
+
+    Each call adds the bytes that the answers held before, and the bytes that it made, if these are
+    more than `least`.
+    """
     calls: Calls = []
     work = getattr(owner, name)
 

@@ -1,5 +1,7 @@
-"""The drain of a broker: its steps in order, its early end, and the second signal. In virtual
-time."""
+"""The drain of a broker: its steps in order, its early end, and the second signal.
+
+In virtual time.
+"""
 
 import asyncio
 import logging

@@ -46,9 +46,11 @@ POLLING = QUIET._replace(poll_interval_s=0.02, is_coordinating=False)
 
 
 class Network:
-    """Brokers by id; a killed one is not reached. A forwarding broker that waits no more for an
-    answer closes its connection. `is_lossy`: the broker in between crashes after its client was
-    served."""
+    """Brokers by id; a killed one is not reached.
+
+    A forwarding broker that waits no more for an answer closes its connection. `is_lossy`: the
+    broker in between crashes after its client was served.
+    """
 
     def __init__(self) -> None:
         self.apps: dict[str, Router] = {}

@@ -251,8 +251,10 @@ async def test_taker_that_is_late_wakes_those_behind_it_after_its_call() -> None
 
 
 class _Crowd:
-    """Takers of a pool of LIMIT bytes, in random states. A taker begins, ends, leaves, logs in, and
-    some give their bytes back at once."""
+    """Takers of a pool of LIMIT bytes, in random states.
+
+    A taker begins, ends, leaves, logs in, and some give their bytes back at once.
+    """
 
     LIMIT = 1000
 

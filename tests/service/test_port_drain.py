@@ -16,8 +16,10 @@ CLOSE = b"connection: close\r\n"
 
 
 class App:
-    """Answers at once: whole, or, for the path /parts, in messages of ASGI. For the path /slow, it
-    answers after `go_on`."""
+    """Answers at once: whole, or, for the path /parts, in messages of ASGI.
+
+    For the path /slow, it answers after `go_on`.
+    """
 
     def __init__(self) -> None:
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()

@@ -60,8 +60,10 @@ async def read(
     header: dict[str, str],
     parts: list[bytes] | None = None,
 ) -> bytes:
-    """The body of an answer, also of a stream; its client stays until the end. `parts` has what has
-    come of it so far."""
+    """The body of an answer, also of a stream; its client stays until the end.
+
+    `parts` has what has come of it so far.
+    """
     body: list[bytes] = [] if parts is None else parts
 
     async def receive() -> Any:

@@ -1,5 +1,6 @@
-"""Every route keeps to its declared access, for every kind of principal. A request without a key
-opens only what is public.
+"""Every route keeps to its declared access, for every kind of principal.
+
+A request without a key opens only what is public.
 
 Routes and their access come from the table of the router. A route whose handler checks by itself
 has a row in BY_HANDLER: a new one without a row fails.

@@ -77,8 +77,10 @@ def test_pipe_has_no_other_readers(tmp_path: Path) -> None:
 async def test_clusters_secret_that_others_can_read_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a folder whose name has blanks. An open folder is only warned of: its user may have it
-    below a closed one."""
+    """In a folder whose name has blanks.
+
+    An open folder is only warned of: its user may have it below a closed one.
+    """
     folder = tmp_path / "a store"
     folder.mkdir()
     folder.chmod(0o755)  # with any umask

@@ -1,5 +1,7 @@
-"""Rates of requests, and answers above a share of the cluster's bounds. No principal takes all of a
-bound."""
+"""Rates of requests, and answers above a share of the cluster's bounds.
+
+No principal takes all of a bound.
+"""
 
 import json
 from typing import Any

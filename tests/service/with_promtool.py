@@ -30,10 +30,12 @@ HOUR = "1h"
 
 
 class Case(NamedTuple):
-    """Series of the cluster `one`, by name with labels, and the alert at the time `at`. `fires` has
-    the labels of the alert beside `severity` and `cluster`, or is None if it does not fire. `calm`
-    are the series of the cluster `two`, where it never fires. Each broker exports the series; `@a `
-    before the name is the broker `a` alone, and `@a/JOB ` its target of another job."""
+    """Series of the cluster `one`, by name with labels, and the alert at the time `at`.
+
+    `fires` has the labels of the alert beside `severity` and `cluster`, or is None if it does not
+    fire. `calm` are the series of the cluster `two`, where it never fires. Each broker exports the
+    series; `@a ` before the name is the broker `a` alone, and `@a/JOB ` its target of another job.
+    """
 
     alert: str
     about: str

@@ -87,8 +87,10 @@ class Client:
         broker: Broker,
         call: Callable[[Broker], Awaitable[T]],
     ) -> T | None:
-        """The answer; None when there is none, whose kind is recorded. Raises OffsetOutOfRange, of
-        which nothing is recorded, and StaleCommit."""
+        """The answer; None when there is none, whose kind is recorded.
+
+        Raises OffsetOutOfRange, of which nothing is recorded, and StaleCommit.
+        """
         try:
             answer = await self.reach(broker, call)
         except (CommitUnknown, Silence) as error:
@@ -296,8 +298,10 @@ async def _append_batch(number: int, batch: Batch, broker: Broker) -> AppendedRa
 
 
 class Newcomers(Client):
-    """Idempotent producers that come and go. Each gets its id from any broker, and sends a few
-    batches while others come."""
+    """Idempotent producers that come and go.
+
+    Each gets its id from any broker, and sends a few batches while others come.
+    """
 
     PAUSE_S = 0.3
     BATCHES_MAX = 5

@@ -1,5 +1,6 @@
-"""Brokers are cloned while they work, with their memory and their hot log; both continue. Others
-are restored from an earlier snapshot of the machine, after the process has ended.
+"""Brokers are cloned while they work, with their memory and their hot log; both continue.
+
+Others are restored from an earlier snapshot of the machine, after the process has ended.
 
 The property: nothing acknowledged is lost, nothing is there twice; of two processes with one name
 the WAL knows at most one in the end, because the other one finds an entry that it did not write
@@ -262,8 +263,11 @@ def _files(home: Path | None) -> list[Path]:
 
 
 def _fill(hot_log: HotLog, home: Path, disk: Disk) -> list[tuple[int, Path]]:
-    """Copy the disk, and continue the log there with the next file. Return the locked files: a kill
-    of the process has to close them, or no later process can recover them."""
+    """Copy the disk, and continue the log there with the next file.
+
+    Return the locked files: a kill of the process has to close them, or no later process can
+    recover them.
+    """
     locked: list[tuple[int, Path]] = []
     hot_log.log_id, hot_log._next = disk.log_id, disk.next_number
     hot_log._generation, hot_log.is_marked = disk.generation, disk.is_marked

@@ -51,8 +51,11 @@ async def finish(run: "Run") -> None:
 
 
 async def _everyone_serves(run: "Run") -> None:
-    """Each broker takes a record, soon. A process may still learn here that a copy of it ran, and
-    end: then its successor takes a record."""
+    """Each broker takes a record, soon.
+
+    A process may still learn here that a copy of it ran, and end: then its successor takes a
+    record.
+    """
     world = run.world
     deadline_s = world.now_s + SETTLE_S
     served: set[Broker] = set()
@@ -166,8 +169,10 @@ async def _final(run: "Run") -> None:
 
 
 async def read_back(world: World, settings: LogSettings) -> Broker | None:
-    """A broker that knows nothing reads everything; and all know the same. The broker, if it
-    starts."""
+    """A broker that knows nothing reads everything; and all know the same.
+
+    The broker, if it starts.
+    """
     fresh = world.start(99, settings._replace(is_sealing=False))
     while not fresh.is_ready:
         await asyncio.sleep(0.2)

@@ -37,8 +37,11 @@ class Read(NamedTuple):
 
 
 class Written(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A record of a request. Without a partition the broker chooses one. `record_key` matters where
-    the topic is compacted; `source` is the record that it was made from."""
+    """A record of a request.
+
+    Without a partition the broker chooses one. `record_key` matters where the topic is compacted;
+    `source` is the record that it was made from.
+    """
 
     topic: str
     value: str
@@ -82,9 +85,12 @@ class _Outcome(_Event, frozen=True):
 
 
 class Append(_Invocation, frozen=True):
-    """A produce request: `acked`. `key` is its idempotency key; `producer` says that it is once in
-    the log however often it is sent, by ids and sequences of a Kafka producer. `commit`, if any, is
-    what the same request commits of a group."""
+    """A produce request: `acked`.
+
+    `key` is its idempotency key; `producer` says that it is once in the log however often it is
+    sent, by ids and sequences of a Kafka producer. `commit`, if any, is what the same request
+    commits of a group.
+    """
 
     client: str
     records: list[Written]
@@ -101,8 +107,10 @@ class Acked(_Outcome, frozen=True):
 
 
 class Fetch(_Invocation, frozen=True):
-    """Records from an offset on: `fetched`, or `outofrange`. `stream`, if any, names a reader
-    whose next fetch continues at `next_offset` of the last."""
+    """Records from an offset on: `fetched`, or `outofrange`.
+
+    `stream`, if any, names a reader whose next fetch continues at `next_offset` of the last.
+    """
 
     client: str
     topic: str
@@ -325,8 +333,10 @@ def parse(lines: Sequence[bytes]) -> Iterator[Event]:
 
 
 class Recorder:
-    """Events in the order in which they happened. For one thread; several write one each, and
-    number their `op`s apart: the checker sorts by `at`."""
+    """Events in the order in which they happened.
+
+    For one thread; several write one each, and number their `op`s apart: the checker sorts by `at`.
+    """
 
     def __init__(self, first_op: int = 1) -> None:
         self.events: list[Event] = []

@@ -298,9 +298,11 @@ def _work(future: asyncio.Future[T], func: Callable[..., T], args: Any) -> None:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Around a run and all that it leaves. Garbage is collected when it is over and not before: it
-    would end forgotten tasks at any moment; and messages of tasks of killed processes are dropped
-    then."""
+    """Around a run and all that it leaves.
+
+    Garbage is collected when it is over and not before: it would end forgotten tasks at any moment;
+    and messages of tasks of killed processes are dropped then.
+    """
     gc.disable()
     gc.freeze()  # what is there already is not looked at: it would take longer than the run
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None

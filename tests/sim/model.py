@@ -60,9 +60,12 @@ class Checkpoint(NamedTuple):
 
 
 class State(NamedTuple):
-    """`store` by number from 1 on; `chain` is the truth. The suspended broker has a view up to
-    `seen`, of which the last is `last`; `way` is where its PUT is; `late` one that was given up and
-    may arrive; `answer` the one to the client: none, yes, no, or unknown."""
+    """`store` by number from 1 on; `chain` is the truth.
+
+    The suspended broker has a view up to `seen`, of which the last is `last`; `way` is where its
+    PUT is; `late` one that was given up and may arrive; `answer` the one to the client: none, yes,
+    no, or unknown.
+    """
 
     store: tuple[Entry | None, ...] = (None,) * NUMBERS
     chain: tuple[int, ...] = ()

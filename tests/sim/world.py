@@ -180,8 +180,11 @@ class World:
         }
 
     def check_states(self) -> None:
-        """Each broker's state is what the chain was after the same entry (I4). How far it has come
-        is another matter: no broker reads an entry at the moment of its creation."""
+        """Each broker's state is what the chain was after the same entry (I4).
+
+        How far it has come is another matter: no broker reads an entry at the moment of its
+        creation.
+        """
         for broker in self.ready():
             try:
                 state = broker.log.state
@@ -346,8 +349,10 @@ class World:
         timeout_s: float = 1e6,
         is_repeatable: bool = False,
     ) -> T:
-        """A request to a broker, and its answer: what `call` returns or raises there. Raises
-        Refusal or Silence where the network does not bring both. `is_repeatable`: may be doubled.
+        """A request to a broker, and its answer: what `call` returns or raises there.
+
+        Raises Refusal or Silence where the network does not bring both. `is_repeatable`: may be
+        doubled.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         fate = self._fate()

@@ -69,8 +69,11 @@ class History:
 
 @pytest.fixture(scope="session")
 def history(tmp_path_factory: pytest.TempPathFactory) -> History:
-    """`events`: 3 partitions, sealed twice, a tail, keys, headers and tombstones. `stamped`: one
-    partition with the log's own times, both tiers. `empty`: nothing. `fresh`: a tail alone."""
+    """`events`: 3 partitions, sealed twice, a tail, keys, headers and tombstones.
+
+    `stamped`: one partition with the log's own times, both tiers. `empty`: nothing. `fresh`: a tail
+    alone.
+    """
     root = tmp_path_factory.mktemp("history") / "store [a] b"
     broker = BrokerLog(root)
     broker.create("events", 3)

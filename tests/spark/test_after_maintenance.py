@@ -46,8 +46,10 @@ async def write(log: Log, first: int, count: int) -> None:
 
 
 async def cared_for(store: ObjectStore) -> list[Record]:
-    """`t`: partition 0 compacted, 1 retained too, a tail; all garbage is gone. Return the records
-    that are left."""
+    """`t`: partition 0 compacted, 1 retained too, a tail; all garbage is gone.
+
+    Return the records that are left.
+    """
     log = await open_log(store)
     await log.create_topic("t", 2, CONFIGS)
     for first in range(0, 12_000, 2_000):

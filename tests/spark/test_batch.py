@@ -306,8 +306,10 @@ def test_local_files_are_listed_without_a_job(spark: "SparkSession", history: Hi
 
 
 def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History) -> None:
-    """Reads of S3 use the manifest's sizes, through an internal API of Spark. If it changes, the
-    public API is used, with three requests a file."""
+    """Reads of S3 use the manifest's sizes, through an internal API of Spark.
+
+    If it changes, the public API is used, with three requests a file.
+    """
     from tidelog.storage.spark.parquet_scan import parquet_by_listing, parquet_by_sizes
 
     paths = sorted((history.root / "topics").glob("events-*/partition=*/*.parquet"))

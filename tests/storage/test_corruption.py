@@ -170,8 +170,10 @@ async def test_sparks_reader_serves_no_flipped_bit(inner: MemoryStore) -> None:
 
 
 async def test_an_entry_with_a_flipped_bit_is_not_replayed(inner: MemoryStore) -> None:
-    """Neither applied, nor taken for the end of the log: that would be to lose all after it. The
-    copy of the header is used; without one, as at level 1, the entry is damaged."""
+    """Neither applied, nor taken for the end of the log: that would be to lose all after it.
+
+    The copy of the header is used; without one, as at level 1, the entry is damaged.
+    """
     await with_both_tiers(inner)
     numbers = [seq for key in inner._objects if (seq := object_keys.seq_of(key)) is not None]
     store = Flipping(inner)

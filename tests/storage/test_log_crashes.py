@@ -351,8 +351,10 @@ async def check(inner: MemoryStore) -> int:
 
 
 class Worker:
-    """Reads records and commits its results through any live broker. Workers do not coordinate:
-    several of them do the same work, as zombies would."""
+    """Reads records and commits its results through any live broker.
+
+    Workers do not coordinate: several of them do the same work, as zombies would.
+    """
 
     def __init__(self, brokers: list[Log], seed: int) -> None:
         self._brokers = brokers

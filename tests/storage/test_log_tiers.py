@@ -436,8 +436,10 @@ async def test_i2_a_read_of_the_tail_ends_where_it_is_sealed_meanwhile(inner: Me
 
 
 async def test_i1_reload_drops_lost_records_from_tail_cache(inner: MemoryStore) -> None:
-    """An operator gives the records up while this broker is suspended. The broker loads the state
-    after that, and applies no entry that has the action."""
+    """An operator gives the records up while this broker is suspended.
+
+    The broker loads the state after that, and applies no entry that has the action.
+    """
     log, other = await opened(inner), await opened(inner)
     async with closing(log, other):
         await log.create_topic("t", 1, {})

@@ -1,5 +1,7 @@
-"""One call raises, once, what no list of exceptions names. The broker goes on, and each
-producer gets an answer."""
+"""One call raises, once, what no list of exceptions names.
+
+The broker goes on, and each producer gets an answer.
+"""
 
 import asyncio
 import contextlib
@@ -48,8 +50,10 @@ def fail_once(
     *,
     is_after: bool = False,
 ) -> list[BaseException]:
-    """The next call of it raises, and has had its effect or not; all others are as before. Return
-    the errors that are left to be raised."""
+    """The next call of it raises, and has had its effect or not; all others are as before.
+
+    Return the errors that are left to be raised.
+    """
     real, left = getattr(owner, name), [error("once")]
 
     async def done_and_raised(awaited: Awaitable[object], failure: BaseException) -> None:
@@ -93,8 +97,10 @@ async def watched(
 
 
 async def answered(work: Awaitable[object]) -> object:
-    """The result, or the exception; None where there is no answer at all. A produce with acks=1
-    has no other result than None, so give it `done`."""
+    """The result, or the exception; None where there is no answer at all.
+
+    A produce with acks=1 has no other result than None, so give it `done`.
+    """
     try:
         async with asyncio.timeout(WAIT_S):
             return await work

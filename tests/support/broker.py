@@ -119,8 +119,9 @@ def tidelog(
     is_fresh: bool = False,
     **variables: str,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `tidelog` to its end; assert its exit status unless that is None. `tuning`, `is_fresh`:
-    see Broker.
+    """Run `tidelog` to its end; assert its exit status unless that is None.
+
+    `tuning`, `is_fresh`: see Broker.
 
     Whatever went wrong, stderr is one line and no traceback.
     """

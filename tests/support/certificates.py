@@ -38,8 +38,10 @@ class Authority:
     def pair(
         self, name: str, *, host: str = "127.0.0.1", days: float = 90, rsa_bits: int = 0
     ) -> Pair:
-        """Write a certificate for an address, and its key (0600): P-256, or RSA with `rsa_bits`. It
-        ends after so many days."""
+        """Write a certificate for an address, and its key (0600): P-256, or RSA with `rsa_bits`.
+
+        It ends after so many days.
+        """
         key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
         if rsa_bits:
             key = rsa.generate_private_key(65537, rsa_bits)

@@ -91,8 +91,10 @@ class Gate:
 
 
 class FaultyStore:
-    """A broker's way to `inner`, which others may use too. Each call asks `plan` what goes wrong
-    with it and `latency` how many seconds it takes."""
+    """A broker's way to `inner`, which others may use too.
+
+    Each call asks `plan` what goes wrong with it and `latency` how many seconds it takes.
+    """
 
     def __init__(
         self,

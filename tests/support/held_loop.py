@@ -39,8 +39,10 @@ TEST_RUNNER = "TestRunner."
 
 
 class Held:
-    """Finds steps of more than `limit_s` on the thread that makes this object. Collections of
-    garbage do not count: a test process has more objects than a broker."""
+    """Finds steps of more than `limit_s` on the thread that makes this object.
+
+    Collections of garbage do not count: a test process has more objects than a broker.
+    """
 
     def __init__(self, limit_s: float, slowness: Callable[[], float]) -> None:
         self.found: list[tuple[float, str]] = []
@@ -114,8 +116,10 @@ def _is_of_client(owner: Any) -> bool:
 def measured(
     limit_s: float = HELD_S_MAX, slowness: Callable[[], float] = SPEED.slowness
 ) -> Iterator[Held]:
-    """Measure the steps on asyncio's loops (not uvloop's) of this thread. A step may take
-    `limit_s`, and BUSY_FACTOR times that while other programs use the machine."""
+    """Measure the steps on asyncio's loops (not uvloop's) of this thread.
+
+    A step may take `limit_s`, and BUSY_FACTOR times that while other programs use the machine.
+    """
     SPEED.note()
     held_steps, run, make = (
         Held(limit_s, slowness),

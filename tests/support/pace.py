@@ -23,9 +23,11 @@ def is_within(took_s: float, limit_s: float) -> bool:
 
 
 class CoreSpeed:
-    """The CPU time of a unit of work. Other work on the machine changes it, because cores share
-    caches and the host's time. The least time that this process has seen is the time on an idle
-    machine."""
+    """The CPU time of a unit of work.
+
+    Other work on the machine changes it, because cores share caches and the host's time. The least
+    time that this process has seen is the time on an idle machine.
+    """
 
     def __init__(self) -> None:
         self._least_s = self.unit_s()

@@ -14,8 +14,10 @@ def load_profile() -> None:
 
 
 def examples(count: int, *, is_fixture_shared: bool = False) -> settings:
-    """Draw so many examples; a failing one is shrunk. `is_fixture_shared`: all examples of a test
-    run with the same values of its fixtures."""
+    """Draw so many examples; a failing one is shrunk.
+
+    `is_fixture_shared`: all examples of a test run with the same values of its fixtures.
+    """
     shared = [HealthCheck.function_scoped_fixture] if is_fixture_shared else []
     profile = settings.get_profile("tests")
     return settings(profile, max_examples=count, suppress_health_check=[*SLOW, *shared])

@@ -42,8 +42,10 @@ ACLS = tuple(
 
 
 class RandomEntries:
-    """The next entry of a state, again and again. All draws come from `draw`. `kinds` are the kinds
-    of its actions, all of them if it is empty."""
+    """The next entry of a state, again and again.
+
+    All draws come from `draw`. `kinds` are the kinds of its actions, all of them if it is empty.
+    """
 
     def __init__(
         self, draw: random.Random, kinds: Collection[type[AnyAction]] = frozenset()
@@ -53,8 +55,11 @@ class RandomEntries:
         self._clocks = dict.fromkeys(WRITERS, START_MS)
 
     def next(self, state: ClusterState) -> DecodedEntry:
-        """Return an entry that follows the state's last entry. `apply` may apply it to this state,
-        and to each equal state. The object's key is `entry_key`."""
+        """Return an entry that follows the state's last entry.
+
+        `apply` may apply it to this state, and to each equal state. The object's key is
+        `entry_key`.
+        """
         draw = self.draw
         raises = state.level < levels.NEWEST and draw.random() < 0.01
         level = state.level + raises

@@ -62,9 +62,11 @@ class Consumed(NamedTuple):
 
 
 def consumed(batches: bytes | memoryview, offset: int = 0) -> list[Consumed]:
-    """Return the records of one answer as a client gets them that asked for `offset`. Clients drop
-    records before `offset`, and the markers of transactions. The batches must not overlap, because
-    librdkafka delivers all records behind `offset`, in the order of the answer."""
+    """Return the records of one answer as a client gets them that asked for `offset`.
+
+    Clients drop records before `offset`, and the markers of transactions. The batches must not
+    overlap, because librdkafka delivers all records behind `offset`, in the order of the answer.
+    """
     records: list[Consumed] = []
     memory, end_offset = MemoryRecords(bytes(batches)), -1
     while memory.has_next():

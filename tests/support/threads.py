@@ -6,8 +6,10 @@ from typing import Self
 
 
 class Threads:
-    """Runs each of `works` in a thread, from `with` to the end of the block, or to `end`. Then
-    `stop` is set, and each work must return soon."""
+    """Runs each of `works` in a thread, from `with` to the end of the block, or to `end`.
+
+    Then `stop` is set, and each work must return soon.
+    """
 
     def __init__(self, *works: Callable[[], None], stop: threading.Event | None = None) -> None:
         self._stop = stop or threading.Event()

@@ -220,8 +220,10 @@ class Client:
 
 
 class Balanced(Client):
-    """As behind a balancer: an attempt that comes to nothing is followed by one at the next
-    broker. Requests are never repeated here either."""
+    """As behind a balancer: an attempt that comes to nothing is followed by one at the next broker.
+
+    Requests are never repeated here either.
+    """
 
     def __init__(self, base_urls: Sequence[str], answer_s: float = ANSWER_S) -> None:
         self._clients = deque(Client(url, answer_s) for url in base_urls)

@@ -43,8 +43,9 @@ class _Sent(NamedTuple):
 
 
 class KafkaProducer(Threads):
-    """A producer of librdkafka in a thread, from `with` to `finish`. In a history, each producer
-    has another `number`.
+    """A producer of librdkafka in a thread, from `with` to `finish`.
+
+    In a history, each producer has another `number`.
 
     With `is_forgiving`, an error is an unknown outcome and no failure, and a client that cannot go
     on is replaced by a new one, which asks for a new producer id. So is each client after `life_s`.
@@ -216,7 +217,9 @@ def _is_fatal(error: Exception) -> bool:
 
 class KafkaGroup(Threads):
     """Members of a group, each with librdkafka in a thread, from `with` to the end of the block.
-    A member commits what it has read, about every 0.2 s."""
+
+    A member commits what it has read, about every 0.2 s.
+    """
 
     def __init__(
         self, addresses: str, topic: str, group: str, members: int = 3, **config: Any
@@ -262,8 +265,10 @@ class KafkaGroup(Threads):
         wait_until(is_all, "the group reads all records")
 
     def wrong(self, log: Any) -> list[str]:
-        """Return what is wrong with the records read, given the log. A record may be read again
-        after a rebalance, but none is left out and none differs."""
+        """Return what is wrong with the records read, given the log.
+
+        A record may be read again after a rebalance, but none is left out and none differs.
+        """
         problems = [str(failure) for failure in self.failures]
         for partition, records in log.items():
             values = {record.offset: record.value for record in records}

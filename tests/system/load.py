@@ -27,9 +27,12 @@ RECORDS_MANY = 100
 
 
 class Mix(NamedTuple):
-    """The content of a load. `acks` are drawn for each request; `first` is the number of its first
-    producer, for loads that run side by side. Without keys, a request of unknown outcome is not
-    sent again. If brokers are cloned, what was acked with acks=1 may come after later requests."""
+    """The content of a load.
+
+    `acks` are drawn for each request; `first` is the number of its first producer, for loads that
+    run side by side. Without keys, a request of unknown outcome is not sent again. If brokers are
+    cloned, what was acked with acks=1 may come after later requests.
+    """
 
     topic: str
     partitions: int
@@ -51,8 +54,10 @@ class Sent(NamedTuple):
 
 
 class Load(Threads):
-    """Runs from `with` to the end of the block, or `finish`. Drawn from a seed; threads and
-    processes are not, so a run cannot be repeated to the step."""
+    """Runs from `with` to the end of the block, or `finish`.
+
+    Drawn from a seed; threads and processes are not, so a run cannot be repeated to the step.
+    """
 
     def __init__(self, base_url: str | Sequence[str], mix: Mix, seed: int) -> None:
         """Several URLs are brokers behind a balancer: a retry goes to another of them, and what

@@ -12,8 +12,11 @@ BLOCK = 65_536
 
 
 class LossyProxy:
-    """TCP from a port of ours to `url`. `answers_lost` and `requests_lost` are the shares of blocks
-    in either direction at which a connection breaks, and may be changed at any time."""
+    """TCP from a port of ours to `url`.
+
+    `answers_lost` and `requests_lost` are the shares of blocks in either direction at which a
+    connection breaks, and may be changed at any time.
+    """
 
     def __init__(self, url: str, seed: int) -> None:
         upstream = urlsplit(url)

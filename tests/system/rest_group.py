@@ -30,8 +30,11 @@ HEAD = b"GET {} HTTP/1.1\r\nHost: localhost\r\nAccept: {}\r\nTidelog-Read: {}\r\
 
 
 class RestGroup(Threads):
-    """Two members in threads, from `with` to the end of the block. Each names the last answer that
-    it has (`Tidelog-Read`). The first commits by its next read, the second by requests."""
+    """Two members in threads, from `with` to the end of the block.
+
+    Each names the last answer that it has (`Tidelog-Read`). The first commits by its next read, the
+    second by requests.
+    """
 
     def __init__(self, base_urls: Sequence[str], topic: str, group: str, seed: int) -> None:
         self._urls = list(base_urls)
@@ -150,8 +153,11 @@ class _Member:
                 time.sleep(self.draw.choice((0.0, 0.003, 0.03, 0.3)))
 
     def commit(self, newest: dict[int, int]) -> None:
-        """Of the last records read; again with the next ones if the answer is lost. Each partition
-        by itself: the broker refuses a commit with a partition that has moved as a whole."""
+        """Of the last records read; again with the next ones if the answer is lost.
+
+        Each partition by itself: the broker refuses a commit with a partition that has moved as a
+        whole.
+        """
         self._read_to |= newest
         for partition, offset in [*self._read_to.items()]:
             if not self.path:

@@ -47,8 +47,11 @@ class Failed(Exception):
 
 
 class RestartLoad(Threads):
-    """Threads that send requests of every kind. `asked` counts the requests by kind, `failures` are
-    all that failed, `acked` the values that brokers acknowledged."""
+    """Threads that send requests of every kind.
+
+    `asked` counts the requests by kind, `failures` are all that failed, `acked` the values that
+    brokers acknowledged.
+    """
 
     def __init__(self, port: int) -> None:
         self.asked: Counter[str] = Counter()
@@ -111,8 +114,11 @@ class RestartLoad(Threads):
         assert "t" in self._ask(client, "topics", "GET", "/topics")
 
     def _member(self, client: Plain, number: int) -> None:
-        """A member of a group that others share: it reads and commits until the end. It begins when
-        all have subscribed: the commit of a partition that has just moved would be refused."""
+        """A member of a group that others share: it reads and commits until the end.
+
+        It begins when all have subscribed: the commit of a partition that has just moved would be
+        refused.
+        """
         name = f"m{number}-{time.monotonic_ns()}"
 
         def is_over() -> bool:

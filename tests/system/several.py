@@ -28,8 +28,10 @@ def brokers(
     variables: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Iterator[list[Broker]]:
-    """So many brokers that see each other; without `store`, on a store in the folder. `own` are
-    settings that differ. With `variables`, see Broker.use."""
+    """So many brokers that see each other; without `store`, on a store in the folder.
+
+    `own` are settings that differ. With `variables`, see Broker.use.
+    """
     url = (folder / "store").as_uri() if store is None else store
     with contextlib.ExitStack() as stack:
         cluster = []

@@ -171,7 +171,9 @@ def test_acls_of_a_broker_without_keys(cluster: Cluster) -> None:
 
 def test_defaults_of_the_cluster(cluster: Cluster) -> None:
     """The command line sets them, because neither client can name the brokers of the whole cluster.
-    Both show them, and a new topic has them."""
+
+    Both show them, and a new topic has them.
+    """
     kinds = rd.ConfigResource.Type
     client = rd.AdminClient({"bootstrap.servers": cluster.address, **QUIET})
 

@@ -44,8 +44,11 @@ class Cluster:
         ]
 
     def connect(self) -> None:
-        """Connect every admin client. A new client of librdkafka that learns of a broker which is
-        then killed sends its first request there, again and again until the timeout."""
+        """Connect every admin client.
+
+        A new client of librdkafka that learns of a broker which is then killed sends its first
+        request there, again and again until the timeout.
+        """
         self.wait_until_named(self.ports, list(range(len(self.ports))))
 
     def named(self, number: int) -> set[int]:
@@ -65,8 +68,11 @@ class Cluster:
         return self.ports.index(port)
 
     def committed(self, group: str, asked: int) -> dict[int, int]:
-        """The committed offsets by partition. The client begins at one broker, and is new: an admin
-        client of librdkafka waits for the coordinator that it knows, also if that was killed."""
+        """The committed offsets by partition.
+
+        The client begins at one broker, and is new: an admin client of librdkafka waits for the
+        coordinator that it knows, also if that was killed.
+        """
         wanted = librdkafka.ConsumerGroupTopicPartitions(group)
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{self.ports[asked]}", **QUIET})
         futures = admin.list_consumer_group_offsets([wanted], request_timeout=60)
@@ -201,8 +207,10 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
 def test_brokers_of_an_older_version_are_replaced_under_load(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """One broker after the other, and one of them goes back for a while. In between, brokers of
-    both versions serve the same topic."""
+    """One broker after the other, and one of them goes back for a while.
+
+    In between, brokers of both versions serve the same topic.
+    """
     revision = request.config.getoption("--old-version")
     if revision is None:
         pytest.skip("--old-version names no revision")

@@ -87,8 +87,11 @@ def test_a_commit_of_what_another_member_owns_now(world: World) -> None:
 
 
 def test_member_with_an_expired_session_commits_nothing(world: World) -> None:
-    """Another member has its partitions by then. The resumed one gets the codes of
-    UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION, whichever way it commits."""
+    """Another member has its partitions by then.
+
+    The resumed one gets the codes of UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION, whichever way it
+    commits.
+    """
     path = world.instance(CONFLUENT | {"name": "sleeper", "session.timeout.ms": 3000}, group="nap")
     read = world("GET", f"{path}/records?timeout=2000")
     assert len(read.body) == 3

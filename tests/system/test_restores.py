@@ -146,8 +146,10 @@ class Restores(Nemesis):
         return self._brokers[0].store
 
     def _clone(self) -> None:
-        """Another broker with the same name begins with a copy of the directory. Its producers ask
-        for ids while those of the original live on."""
+        """Another broker with the same name begins with a copy of the directory.
+
+        Its producers ask for ids while those of the original live on.
+        """
         victim = self._victim()
         number = self.counts["clone"]
         folder = self._root / f"clone-{number}"
@@ -164,8 +166,10 @@ class Restores(Nemesis):
         self._supervise(victim)
 
     def _supervise(self, original: Broker) -> None:
-        """A process that learns of a copy of it ends. Let it commit, and start it again if it
-        did."""
+        """A process that learns of a copy of it ends.
+
+        Let it commit, and start it again if it did.
+        """
         wait_until(lambda: not original.is_running or self._commits(original), "a commit")
         if not original.is_running:
             assert "a copy of the process runs" in original.log(), original.log()[-3000:]
@@ -292,8 +296,10 @@ def _places(records: Sequence[Read]) -> set[tuple[int, bytes | None]]:
 def _wait_for_commits(
     url: str, group: str, ends: Mapping[int, int], failures: Sequence[object]
 ) -> None:
-    """Wait until the group has committed its reads of all partitions to their ends. A member that
-    lives on may commit a position of before a restore, which is behind the end."""
+    """Wait until the group has committed its reads of all partitions to their ends.
+
+    A member that lives on may commit a position of before a restore, which is behind the end.
+    """
     committed: dict[int, int] = {}
 
     def is_at_the_end() -> bool:

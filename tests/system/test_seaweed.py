@@ -144,8 +144,11 @@ def wait_for_one_sequencer(clients: list[Client]) -> int:
 def test_unknown_put_outcomes_at_the_sequencer_are_resolved(
     seaweed: Seaweed, store: str, tmp_path: Path
 ) -> None:
-    """The sequencer commits for three brokers. Its connections to the store break within requests
-    and within answers, so the outcomes of many stored PUTs are unknown to it."""
+    """The sequencer commits for three brokers.
+
+    Its connections to the store break within requests and within answers, so the outcomes of many
+    stored PUTs are unknown to it.
+    """
     topic, seed = new_topic(), secrets.randbits(32)
     print(f"seed {seed}")
     # Long, so that late heartbeats of a busy machine do not move the sequencer to another broker.
@@ -238,8 +241,10 @@ def _send_alone(broker: Broker, topic: str, request: Request, acks: str) -> int:
 def test_a_running_cluster_is_backed_up_to_s3_and_restored_to_another_prefix(
     seaweed: Seaweed, store: str, tmp_path: Path
 ) -> None:
-    """A whole backup, then an incremental one with another old one removed, under load. The
-    restored cluster has all that was acked."""
+    """A whole backup, then an incremental one with another old one removed, under load.
+
+    The restored cluster has all that was acked.
+    """
     topic = new_topic()
     endpoint = {"s3_endpoint": seaweed.endpoint_url}
     place, new = f"{store}-backups", f"{store}-new"

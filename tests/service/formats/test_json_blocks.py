@@ -89,8 +89,11 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_no_text_needs_step_of_more_than_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step searches one block. Arrow parses a long number at once, but without the interpreter's
-    lock. No step makes an object for a place in the text."""
+    """A step searches one block.
+
+    Arrow parses a long number at once, but without the interpreter's lock. No step makes an object
+    for a place in the text.
+    """
     sizes: list[int] = []
     searched = json_numbers._may_block_overflow
 

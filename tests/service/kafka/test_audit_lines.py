@@ -216,8 +216,10 @@ async def test_changes_of_groups(
 async def test_commits_to_many_groups_have_few_lines(
     secured: tuple[Kafka, Lines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each group has a line, but groups above a number are only counted. A request that commits
-    nothing has no line."""
+    """Each group has a line, but groups above a number are only counted.
+
+    A request that commits nothing has no line.
+    """
     monkeypatch.setattr(group_offsets, "AUDITED_GROUPS", 2)
     monkeypatch.setattr(group_offsets, "LEFT_OUT_S", 0.05)
     kafka, lines = secured

@@ -200,8 +200,11 @@ async def test_an_idempotent_producer(kafka: Kafka) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_batches_behind_a_refused_one_get_its_error(seed: int) -> None:
-    """The store refuses entries or loses their outcome. A producer as librdkafka's, with up to five
-    batches under way, never has to bump its epoch, and each record is in the log once, in order."""
+    """The store refuses entries or loses their outcome.
+
+    A producer as librdkafka's, with up to five batches under way, never has to bump its epoch, and
+    each record is in the log once, in order.
+    """
     draw = random.Random(seed)
     store = FaultyStore(MemoryStore())
     store.latency = lambda _: draw.choice([0.0, 0.01, 0.03])
@@ -493,8 +496,11 @@ async def test_a_bug_in_a_check_ends_only_its_request(
 
 
 async def test_a_request_that_waits_for_room_holds_its_memory_when_its_connection_ends() -> None:
-    """Else clients that send and close again and again would fill the broker's memory. With acks=0
-    a producer may close its connection as soon as it has sent: the records must not be lost."""
+    """Else clients that send and close again and again would fill the broker's memory.
+
+    With acks=0 a producer may close its connection as soon as it has sent: the records must not be
+    lost.
+    """
     async with _held() as (kafka, gate):
         memory = kafka.server.listener.server.memory
         asked = await _asked(kafka.client(), LARGE)

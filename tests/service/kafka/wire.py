@@ -42,8 +42,10 @@ class MemoryTransport:
         return self.unsent
 
     def frames(self) -> list[bytes]:
-        """Take the whole answers that were written, each without its size. A long answer is written
-        in slices."""
+        """Take the whole answers that were written, each without its size.
+
+        A long answer is written in slices.
+        """
         frames = []
         while len(self.written) >= 4:
             (size,) = struct.unpack_from(">i", self.written)

@@ -177,8 +177,11 @@ async def test_a_view_that_passed_over_drafts_of_a_copy_is_fenced(cluster: Clust
 
 
 async def test_own_refused_draft_is_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sequencer refuses the draft, so its broker commits it. The entry is in the WAL, but
-    `apply` fails: the view is loaded again, with a draft number that this process has used."""
+    """The sequencer refuses the draft, so its broker commits it.
+
+    The entry is in the WAL, but `apply` fails: the view is loaded again, with a draft number that
+    this process has used.
+    """
     real = ClusterState._append
     errors = [MemoryError("a bug")]
 

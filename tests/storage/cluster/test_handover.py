@@ -1,5 +1,7 @@
-"""A broker that stops hands its roles over, and a broker that starts is seen at once. In virtual
-time."""
+"""A broker that stops hands its roles over, and a broker that starts is seen at once.
+
+In virtual time.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -498,8 +498,11 @@ PATIENT = SETTINGS._replace(
 
 
 async def test_i6_a_draft_in_doubt_after_its_mark_was_dropped_is_not_committed_again() -> None:
-    """The sequencer commits the draft, and its answer is lost. The draft's broker is cut off until
-    the state has dropped the draft's mark, so `apply` would append a second copy."""
+    """The sequencer commits the draft, and its answer is lost.
+
+    The draft's broker is cut off until the state has dropped the draft's mark, so `apply` would
+    append a second copy.
+    """
     async with Cluster(PATIENT, latency=lambda _: 0.02) as cluster:
         first, broker_a, broker_b = await three(cluster)
         cluster.net.plan = lambda verb, to: (

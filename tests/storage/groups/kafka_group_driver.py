@@ -42,8 +42,10 @@ def request(
 
 
 class Machine:
-    """A group with its clock, and the answers of its members by name. Commits succeed at once,
-    unless the test takes them."""
+    """A group with its clock, and the answers of its members by name.
+
+    Commits succeed at once, unless the test takes them.
+    """
 
     def __init__(self, group: ClassicGroup) -> None:
         self.group = group

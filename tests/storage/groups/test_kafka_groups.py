@@ -1,6 +1,8 @@
-"""Classic groups on brokers: commits, timers, coordinators that die or only seem to. In virtual
-time. The last test draws everything that may happen to a group, with members that behave as Kafka's
-clients do."""
+"""Classic groups on brokers: commits, timers, coordinators that die or only seem to.
+
+In virtual time. The last test draws everything that may happen to a group, with members that behave
+as Kafka's clients do.
+"""
 
 import asyncio
 import contextlib
@@ -158,8 +160,10 @@ async def test_members_that_join_again_need_no_more_room() -> None:
 
 @virtual
 async def test_principal_that_joins_many_members_leaves_room_for_others() -> None:
-    """Members have shares, and so have the member ids that wait for their first JoinGroup. A member
-    that joins again needs no more room."""
+    """Members have shares, and so have the member ids that wait for their first JoinGroup.
+
+    A member that joins again needs no more room.
+    """
     members = list[tuple[str, str]]()
     async with coordinator() as broker:
 
@@ -543,8 +547,10 @@ class World:
 
 
 class Consumer:
-    """A consumer that divides the partitions evenly when it leads. `owned` is None while it has no
-    assignment."""
+    """A consumer that divides the partitions evenly when it leads.
+
+    `owned` is None while it has no assignment.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -152,8 +152,10 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
 async def _overtaken(
     log: Log, consumers: RunningGroups, change: MemberAction, partitions: Iterable[int]
 ) -> None:
-    """Commit offset 5 for member "a" while the WAL entry of `change` is under way. `change` begins
-    the next generation of the group "g"."""
+    """Commit offset 5 for member "a" while the WAL entry of `change` is under way.
+
+    `change` begins the next generation of the group "g".
+    """
     session = await consumers.heartbeat("g", "a")
     generation = session.group.generation
     gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1))

@@ -101,8 +101,10 @@ async def test_the_longest_tails_are_due_if_a_topic_has_too_many_chunks() -> Non
 
 
 async def test_topic_is_due_if_all_topics_have_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the bound; for a broker that does not own the seals, three quarters. A topic with few
-    of the chunks is not due."""
+    """Half of the bound; for a broker that does not own the seals, three quarters.
+
+    A topic with few of the chunks is not due.
+    """
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 16)
     async with closing(await opened(MemoryStore())) as log:
         await log.create_topic("t", 3, {"segment.ms": str(SEGMENT_MS)})

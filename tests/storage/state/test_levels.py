@@ -181,7 +181,9 @@ def checkpoint_of(state: list[Any]) -> bytes:
 
 async def upgraded(inner: MemoryStore, level: int, *, is_collected: bool) -> str:
     """Write the newest checkpoint as the next version does: its state has one element more.
-    Return its key."""
+
+    Return its key.
+    """
     async with closing(await opened(inner)) as log:
         await log.create_topic("t", 1, {})
         await append(log, "a")

@@ -67,8 +67,11 @@ def reordered(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("kinds", [frozenset(), OF_GROUPS], ids=["all", "groups"])
 def test_i4_states_from_checkpoints_stay_equal(kinds: frozenset[type[AnyAction]]) -> None:
-    """To the byte, and with equal outcomes. A state from a checkpoint with its groups in another
-    order stays equal but for this order, and has equal outcomes."""
+    """To the byte, and with equal outcomes.
+
+    A state from a checkpoint with its groups in another order stays equal but for this order, and
+    has equal outcomes.
+    """
     changes_of_kind = 0
     for seed in range(STATE_SEEDS):
         draw = random.Random(seed)

@@ -112,8 +112,10 @@ def offsets(group: str, *partitions: tuple[int, int]) -> CommitOffsets:
 
 
 def wants(bound: str, number: int, principal: str, partitions: int) -> list[AnyAction]:
-    """Actions that take one more of the bound; each number takes another. The topic `beta` has that
-    many partitions."""
+    """Actions that take one more of the bound; each number takes another.
+
+    The topic `beta` has that many partitions.
+    """
     match bound:
         case rules.TOPICS:
             return [CreateTopic(f"t{number}", f"{number:032}", 1, {})]

@@ -204,8 +204,11 @@ async def test_i6_number_that_was_taken_and_is_gone_is_unknown(inner: MemoryStor
 
 @pytest.mark.parametrize("has_begun", [True, False])
 async def test_i5_writer_suspended_after_lost_put_reloads(inner: MemoryStore, has_begun) -> None:
-    """It has read that its number is taken. While it is suspended, the number is collected. Then it
-    must not take `absent` for the end of the chain, and the number for free."""
+    """It has read that its number is taken.
+
+    While it is suspended, the number is collected. Then it must not take `absent` for the end of
+    the chain, and the number for free.
+    """
     zombie = await with_topic(inner)
     other = await opened(inner)
     await other.commit(one(other, "0"))
@@ -255,8 +258,11 @@ async def test_i5_broker_suspended_during_load_loads_again(inner: MemoryStore, v
 
 
 async def test_i5_entry_of_another_expired_view_is_ignored(inner: MemoryStore) -> None:
-    """Two brokers were suspended with the same view. One created the collected number again; the
-    other reads that entry: it fits its view, and is no part of the log. Readers must not see it."""
+    """Two brokers were suspended with the same view.
+
+    One created the collected number again; the other reads that entry: it fits its view, and is no
+    part of the log. Readers must not see it.
+    """
     first = await with_topic(inner)
     second, other = await opened(inner), await opened(inner)
     put = store_of(first).hold("create", object_keys.wal(2))

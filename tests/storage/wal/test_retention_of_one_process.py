@@ -87,8 +87,10 @@ async def test_a_command_that_stands_still_does_nothing_that_is_not_in_the_log()
 
 
 class GuestClock(ManualClock):
-    """The clock of a guest: the time of a pause is missing in its boot time. Its wall time is
-    right again as soon as the guest runs."""
+    """The clock of a guest: the time of a pause is missing in its boot time.
+
+    Its wall time is right again as soon as the guest runs.
+    """
 
     def __init__(self, name: int) -> None:
         super().__init__(name, start_ms=TIME_MS, loop_time=asyncio.get_running_loop().time)

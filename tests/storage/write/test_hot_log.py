@@ -434,8 +434,10 @@ async def test_i6_failed_sync_cuts_frames(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_acked_requests_survive_a_file_that_a_failing_disk_has_spoilt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str
 ) -> None:
-    """Neither written nor truncated: unknown. Later requests are written where a recovery finds
-    them."""
+    """Neither written nor truncated: unknown.
+
+    Later requests are written where a recovery finds them.
+    """
 
     def half(fd: int, body: bytes) -> None:
         os.write(fd, body[: len(body) // 2])

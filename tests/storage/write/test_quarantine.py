@@ -69,8 +69,11 @@ async def test_requests_behind_a_refused_one_are_committed_and_it_follows(tmp_pa
 
 
 async def test_no_request_passes_an_acknowledged_one_of_its_partition(tmp_path: Path) -> None:
-    """A flush fails for a moment. Requests that come after it, with acks=all, stand back behind
-    what is acknowledged, or are refused; those of other partitions go on."""
+    """A flush fails for a moment.
+
+    Requests that come after it, with acks=all, stand back behind what is acknowledged, or are
+    refused; those of other partitions go on.
+    """
     inner = Particular(b"")
     log = await with_topic(inner, hot_dir=tmp_path, partitions=2)
     inner.refuses = b"first"

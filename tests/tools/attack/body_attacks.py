@@ -1,5 +1,7 @@
-"""Attacks by bodies without records, which a broker parses on its event loop. Large ones have less
-than 4 MiB."""
+"""Attacks by bodies without records, which a broker parses on its event loop.
+
+Large ones have less than 4 MiB.
+"""
 
 import functools
 import gzip

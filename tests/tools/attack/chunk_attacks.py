@@ -1,5 +1,7 @@
-"""Attacks by records that are spread over many partitions. Each flush then adds a chunk to the
-state for each partition, whatever the size of its records."""
+"""Attacks by records that are spread over many partitions.
+
+Each flush then adds a chunk to the state for each partition, whatever the size of its records.
+"""
 
 import functools
 import re

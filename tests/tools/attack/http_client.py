@@ -30,8 +30,10 @@ def opened(
 
 
 def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int = 1) -> str:
-    """Send requests (method, path, keywords of httpx), `at_once` at a time. Return the number of
-    answers by status."""
+    """Send requests (method, path, keywords of httpx), `at_once` at a time.
+
+    Return the number of answers by status.
+    """
 
     def one(request: tuple[str, str, Any]) -> str:
         method, path, more = request

@@ -92,8 +92,10 @@ def sent(
     at_once: int = 1,
     principal: Principal | None = None,
 ) -> str:
-    """Send requests, each on a connection of its own, `at_once` at a time. Return the number of
-    answers by their outcome."""
+    """Send requests, each on a connection of its own, `at_once` at a time.
+
+    Return the number of answers by their outcome.
+    """
 
     def one(request: bytes) -> str:
         try:

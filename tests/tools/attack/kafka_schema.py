@@ -92,8 +92,10 @@ def _request(field: ArrayField, count: int) -> Message:
 def _made(
     structure: type[Structure], version: int, path: tuple[str, ...], count: int, number: int
 ) -> Structure:
-    """Make a structure with the least values, and `count` elements in the array at the path. The
-    names and numbers of elements differ."""
+    """Make a structure with the least values, and `count` elements in the array at the path.
+
+    The names and numbers of elements differ.
+    """
     values: dict[str, Any] = {}
     for member in members_of(structure):
         if version not in member.versions:

@@ -70,8 +70,10 @@ class Result(NamedTuple):
 def measured(
     broker: "AttackedBroker", prober: Prober, name: str, attack: Attack, rest_s: float
 ) -> Result:
-    """Run the attack while the probes run; then give the broker `rest_s` to free memory. The attack
-    returns its answers as a text for the table."""
+    """Run the attack while the probes run; then give the broker `rest_s` to free memory.
+
+    The attack returns its answers as a text for the table.
+    """
     rights = {} if broker.neighbour is None else broker.neighbour.headers
     is_tls = broker.base_url.startswith("https")
     before, logged = resident_mib(broker.pid), len(broker.log())

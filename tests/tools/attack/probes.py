@@ -64,8 +64,10 @@ class Readings(NamedTuple):
 
 
 class _Probe:
-    """A thread with a connection of its own, which sends the same requests again and again. Unless
-    they prove a principal, the broker may close the connection while it is idle."""
+    """A thread with a connection of its own, which sends the same requests again and again.
+
+    Unless they prove a principal, the broker may close the connection while it is idle.
+    """
 
     def __init__(
         self, target: Target, requests: Sequence[Request], each_s: float, *, is_proved: bool

@@ -48,8 +48,10 @@ def batch_of(body: bytes, count: int = 1, codec: int = compression.NONE) -> byte
 
 
 def record(number: int, headers: int = 0, pad: int = 0) -> bytes:
-    """Return a record without key and value, and with headers without content. `pad` is the number
-    of superfluous bytes of the count of headers."""
+    """Return a record without key and value, and with headers without content.
+
+    `pad` is the number of superfluous bytes of the count of headers.
+    """
     body = b"\0\0" + varint(number) + b"\x01\x01" + varint(headers, pad) + b"\0\x01" * headers
     return varint(len(body)) + body
 

@@ -106,8 +106,10 @@ def beside_a_tenant(attack: SharedAttack, user: str, scale: float, broker: Secur
 def _asked_on_many(
     broker: SecuredBroker, principal: Principal | None, requests: Sequence[bytes], hold_s: float
 ) -> int:
-    """Send each request on a connection of its own, and hold the connections. Return the number of
-    connections that the broker accepted."""
+    """Send each request on a connection of its own, and hold the connections.
+
+    Return the number of connections that the broker accepted.
+    """
     count = 0
     with ExitStack() as stack:
         for request in requests:
@@ -165,8 +167,10 @@ def unsynced_groups(scale: float, broker: SecuredBroker, principal: Principal | 
 
 
 def unsynced_members(scale: float, broker: SecuredBroker, principal: Principal | None) -> str:
-    """Groups of one small member each, which never sends SyncGroup. Its connection ends before the
-    answer."""
+    """Groups of one small member each, which never sends SyncGroup.
+
+    Its connection ends before the answer.
+    """
     timeouts = {"session_timeout_ms": LONG_MS, "rebalance_timeout_ms": LONG_MS}
     count = 0
     for number in range(scaled(ROUNDS_OF_MEMBERS, scale, 1)):

@@ -56,8 +56,10 @@ def arrow_body(made: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def events(first: int, count: int) -> list[tuple[bytes, bytes]]:
-    """Keys of 12 bytes, and JSON values of exactly VALUE_BYTES; no two values are the same. A fifth
-    of a value is random."""
+    """Keys of 12 bytes, and JSON values of exactly VALUE_BYTES; no two values are the same.
+
+    A fifth of a value is random.
+    """
     draw = random.Random(first)
     made = []
     for number in range(first, first + count):

@@ -28,8 +28,10 @@ ACL = {
 
 
 class Broker(BrokerProcess):
-    """A broker with the settings given by field name; its log goes with it. With `is_keyed` its
-    security is on, and `headers` are the administrator's."""
+    """A broker with the settings given by field name; its log goes with it.
+
+    With `is_keyed` its security is on, and `headers` are the administrator's.
+    """
 
     def __init__(self, store: str, *, is_keyed: bool = False, **settings: object) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tidelog-bench-")

@@ -34,8 +34,11 @@ class Measured(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a load. `on_answer` gets it, whether the request succeeded as a status of
-    HTTP (200 if so), and the bytes of the answer."""
+    """One connection of a load.
+
+    `on_answer` gets it, whether the request succeeded as a status of HTTP (200 if so), and the
+    bytes of the answer.
+    """
 
     def __init__(self, on_answer: Callable[["Connection", int, int], None]) -> None:
         self._on_answer = on_answer
@@ -147,8 +150,11 @@ async def paced(
     per_second: float,
     kind: type[Connection] = HttpConnection,
 ) -> Measured:
-    """Open loop: so many requests a second, evenly, whatever the answers do. A latency counts from
-    when its request was due, so that a server which stalls is not asked less. Raises on non-200."""
+    """Open loop: so many requests a second, evenly, whatever the answers do.
+
+    A latency counts from when its request was due, so that a server which stalls is not asked less.
+    Raises on non-200.
+    """
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     bytes_in = sent = 0
@@ -276,8 +282,10 @@ def has_wrk() -> bool:
 
 
 def sustained(port: int, path: str, made: Pool, *, connections: int, seconds: float) -> Measured:
-    """A closed loop of the pool's bodies, by wrk, or by `run` if wrk is not installed. Raises
-    RuntimeError if a request failed."""
+    """A closed loop of the pool's bodies, by wrk, or by `run` if wrk is not installed.
+
+    Raises RuntimeError if a request failed.
+    """
     head = head_of(path, made)
     if not has_wrk():
         load = run(

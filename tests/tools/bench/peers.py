@@ -142,8 +142,10 @@ def table(
 
 
 def jars_of(folder: Path) -> Path | str:
-    """Fetch Kafka and what it needs into `folder`, unless it is there. Returns why not, if Maven or
-    Java is missing, or if Maven fails."""
+    """Fetch Kafka and what it needs into `folder`, unless it is there.
+
+    Returns why not, if Maven or Java is missing, or if Maven fails.
+    """
     jars = folder / f"kafka-{VERSION}"
     if shutil.which("mvn") is None or shutil.which("java") is None:
         return "Maven and Java are needed"
@@ -216,8 +218,10 @@ def _by_kafkas_tools(server: str, jars: Path, port: int, pid: int, records: int)
 
 
 def _by_requests(server: str, port: int, pid: int, load: tuple[int, int]) -> list[str]:
-    """The row of a number of records in a Produce request, and of connections. The requests are
-    made beforehand."""
+    """The row of a number of records in a Produce request, and of connections.
+
+    The requests are made beforehand.
+    """
     records, connections = load
     made = kafka_load.requests(HOT, PARTITIONS, records, RECORD_BYTES)
     closed = partial(run, "127.0.0.1", port, made, connections=connections, kind=KafkaConnection)

@@ -42,8 +42,10 @@ def block(part: dict[str, Any]) -> str:
 
 
 def published(page: str, parts: dict[str, dict[str, Any]]) -> str:
-    """The page with the blocks of these parts replaced. Raises ValueError if it has no such
-    block."""
+    """The page with the blocks of these parts replaced.
+
+    Raises ValueError if it has no such block.
+    """
     if missing := set(parts) - {match[2] for match in BLOCK.finditer(page)}:
         raise ValueError(f"the page has no block `<!-- bench: {min(missing)} -->`")
 

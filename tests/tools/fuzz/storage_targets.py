@@ -252,7 +252,9 @@ def _segments() -> list[bytes]:
 
 def check_segment(data: bytes) -> None:
     """As it is alone: with checksums made right a footer that lies makes Arrow end the process.
-    They tell damage; who may write to the bucket is trusted."""
+
+    They tell damage; who may write to the bucket is trusted.
+    """
     try:
         footer = segments.read_footer(data, len(data), KEY)
     except Corrupt:
