@@ -77,8 +77,10 @@ class Membership:
         self._failure = ""
 
     async def join(self, address: str, port: int, kafka: tuple[KafkaListener, ...] = ()) -> None:
-        """Write this broker's liveness object, with `address` for peers, `port` and `kafka` for
-        clients, and find the peers. The caller must call `run` next."""
+        """Write this broker's liveness object, and find the peers; then the caller must call `run`.
+
+        `address` is for peers; `port` and `kafka` are for clients.
+        """
         self.me = msgspec.structs.replace(self.me, address=address, port=port, kafka=kafka)
         await self._beat_and_look()
 
@@ -98,8 +100,10 @@ class Membership:
             self._has_news.clear()
 
     def why_failing(self) -> str:
-        """Return why no heartbeat of this broker reached the store for `member_timeout_s`, after
-        which the peers count this broker as dead. If a heartbeat reached the store, return ""."""
+        """Return why no heartbeat reached the store for `member_timeout_s`, or "" if one did.
+
+        After this time the peers count this broker as dead.
+        """
         failing_s = 0.0 if self._failing_s is None else self.clock.boot_s() - self._failing_s
         if failing_s <= self.settings.member_timeout_s:
             return ""
@@ -156,8 +160,10 @@ class Membership:
 
     @property
     def reached(self) -> list[Member]:
-        """The live peers, except those that are leaving, and those that do not answer this broker
-        and have written no heartbeat since."""
+        """The live peers that are not leaving and that answer this broker.
+
+        A peer that did not answer counts again after its next heartbeat.
+        """
         silent = self._silent
         return [
             member

@@ -53,8 +53,11 @@ class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """News of the broker `broker_id`: it has joined or, if `is_leaving`, its duties go to other
-    brokers from now on. `has_released`: it serves no member of a REST group any more."""
+    """News of the broker `broker_id`, which has joined or is leaving.
+
+    If `is_leaving`, its duties go to other brokers from now on. `has_released`: it serves no member
+    of a REST group any more.
+    """
 
     broker_id: str
     is_leaving: bool = False
@@ -159,8 +162,10 @@ def refer(draft: Draft, key: str) -> Draft:
 
 
 def not_after_ms(draft: Draft) -> float:
-    """Return the elapsed time in ms after which no entry may include the draft, because its uploads
-    may be collected (FORMAT rule 8). If the draft has no uploads, return infinity."""
+    """Return the elapsed time in ms after which no entry may include the draft.
+
+    Its uploads may be collected then (FORMAT rule 8). If the draft has no uploads, return infinity.
+    """
     ends = {object_keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
     return min((end for end in ends if end is not None), default=math.inf)
 

@@ -33,11 +33,13 @@ def fields(
     ends: np.ndarray,
     counts: np.ndarray,
 ) -> Refusal | None:
-    """Check the records of batches in `raw`, except for the content of headers: batch i has
-    `counts[i]` records in `raw[starts[i]:ends[i]]`; these are int64. Fill `deltas` (int64) with the
-    timestamp deltas, and the rows of `places` (int32, 7 for each record): where the key starts, its
-    size or -1 for a null, the same of the value, where the headers start, how many there are, where
-    the record ends. Return None, or why the records are not accepted."""
+    """Check the records of batches in `raw`, except for the content of headers.
+
+    Batch i has `counts[i]` records in `raw[starts[i]:ends[i]]`; these are int64. Fill `deltas`
+    (int64) with the timestamp deltas, and the rows of `places` (int32, 7 for each record): where
+    the key starts, its size or -1 for a null, the same of the value, where the headers start, how
+    many there are, where the record ends. Return None, or why the records are not accepted.
+    """
 
 def headers(
     places: np.ndarray,
@@ -46,10 +48,12 @@ def headers(
     counts: np.ndarray,
     ends: np.ndarray,
 ) -> Refusal | None:
-    """Check the headers of records in `raw`: record i has `counts[i]` headers, which fill
-    `raw[starts[i]:ends[i]]`; these are int32. Fill the rows of `places` (int32, 4 for each header):
-    where the name starts, its size, the same of the value, whose size is -1 for a null. Return
-    None, or why the headers are not accepted."""
+    """Check the headers of records in `raw`.
+
+    Record i has `counts[i]` headers, which fill `raw[starts[i]:ends[i]]`; these are int32. Fill the
+    rows of `places` (int32, 4 for each header): where the name starts, its size, the same of the
+    value, whose size is -1 for a null. Return None, or why the headers are not accepted.
+    """
 
 def write(
     out: np.ndarray,
@@ -60,9 +64,11 @@ def write(
     values: Column,
     headers: Column | None,
 ) -> int:
-    """Write a record for each of the deltas (int64) to `out` (uint8), and to `bounds` (int32) where
-    each starts and the last ends. The column `headers` has the bytes behind the values; without it,
-    no record has headers. Return how many bytes were written. Raises ValueError if they do not fit.
+    """Write a record for each of the deltas (int64) to `out` (uint8); return the number of bytes.
+
+    Write to `bounds` (int32) where each record starts and the last ends. The column `headers` has
+    the bytes behind the values; without it, no record has headers. Raises ValueError if the records
+    do not fit.
     """
 
 def murmur2(key: bytes | bytearray | memoryview) -> int:
@@ -71,5 +77,8 @@ def murmur2(key: bytes | bytearray | memoryview) -> int:
 def murmur2_column(
     hashes: np.ndarray, bounds: np.ndarray, data: bytes | bytearray | memoryview
 ) -> None:
-    """Fill `hashes` (uint32) with those of the keys in `data`; `bounds` (int32) has where each key
-    starts and the last one ends. Raises ValueError if the bounds are not those of the data."""
+    """Fill `hashes` (uint32) with those of the keys in `data`.
+
+    `bounds` (int32) has where each key starts and the last one ends. Raises ValueError if the
+    bounds are not those of the data.
+    """

@@ -1,6 +1,7 @@
-"""The loops over bytes of clients: in C (native.c), or else in Python (plain_byte_loops), if the
-installation had no compiler. Their contracts are in _native.pyi. Callers do not know which run; the
-costs say how long they take.
+"""The loops over bytes of clients: in C (native.c), or else in Python (plain_byte_loops).
+
+Python's run if the installation had no compiler. Their contracts are in _native.pyi. Callers do not
+know which run; the costs say how long they take.
 
 A build of other code than this installation's is not used: its functions may take and return
 something else.

@@ -102,8 +102,7 @@ def _binary_column(items: Sequence[bytes | None]) -> pa.Array:
 
 
 def _buffers_of(lengths: Sequence[int] | np.ndarray, is_valid: np.ndarray) -> list[Any]:
-    """Return the validity and the offsets of a column whose elements have these lengths, 0 for
-    null."""
+    """Return validity and offsets of a column whose elements have these lengths, 0 for null."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
     valid = np.packbits(is_valid, bitorder="little")
@@ -352,8 +351,11 @@ def weight_before(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def rows_bound(batch: pa.RecordBatch, bytes_max: int) -> int:
-    """Return an upper bound of the rows that a read of `bytes_max` bytes needs: the leading rows
-    that fit, and one more. This takes a few microseconds for a batch of any length."""
+    """Return an upper bound of the rows that a read of `bytes_max` bytes needs.
+
+    It is the leading rows that fit, and one more. This takes a few microseconds for a batch of any
+    length.
+    """
     values = batch.column("value")
     rows = min(batch.num_rows, bytes_max // RECORD_BYTES + 1)
     if values.null_count:

@@ -207,8 +207,7 @@ def _lz4(packed: bytes, bound: int) -> bytes:
 
 
 def _check_lz4_frame(packed: bytes, bound: int) -> None:
-    """Check that the bytes are one whole frame, so that a client that reads one frame gets all
-    records."""
+    """Check that the bytes are one whole frame: some clients read only the first."""
     if packed[:4] != _LZ4_MAGIC:
         raise OSError("there is no frame")
     flags = packed[4]

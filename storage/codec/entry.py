@@ -55,10 +55,12 @@ _END = struct.Struct("<I8s")
 class IdempotencyKey(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
-    """The Idempotency-Key of a request, the hash of the request's content, and `partitions`: how
-    many partitions the topic had at the first attempt. A broker partitions a retry with that
-    number, because the offsets of the first attempt are in partitions chosen by that number. For
-    several topics, `partitions` is a list, in the request's order."""
+    """The Idempotency-Key of a request, the hash of its content, and the topic's `partitions`.
+
+    `partitions` is their number at the first attempt. A broker partitions a retry with that number,
+    because the offsets of the first attempt are in partitions chosen by that number. For several
+    topics, it is a list, in the request's order.
+    """
 
     key: str
     fingerprint: bytes
@@ -251,8 +253,10 @@ def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
 
 
 def _first_level(entry: Entry) -> list[object]:
-    """Return the elements that level 1 has: no principals, no store time, and `origins` only if it
-    is not empty."""
+    """Return the elements that level 1 has.
+
+    These are without principals and store time, and with `origins` only if it is not empty.
+    """
     if _has_action(entry, SecondLevelAction):
         raise InvalidRequest("level 1 of the format has no such action: run `tidelog upgrade`")
     commits = [(it.commit_id, it.actions, it.key, it.hot) for it in entry.commits]

@@ -1,7 +1,8 @@
-"""The loops over bytes in Python: the functions of native.c, with the same results (_native.pyi has
-their contracts). They run where tidelog was installed without a C compiler, and where the code
-in C is another version's; and they are the oracle of the tests. `varint` and `octets` write what
-is not written in C.
+"""The loops over bytes in Python: the functions of native.c, with the same results.
+
+Their contracts are in _native.pyi. They run where tidelog was installed without a C compiler, and
+where the code in C is another version's; and they are the oracle of the tests. `varint` and
+`octets` write what is not written in C.
 
 One plain way for all bytes: a record takes about 6 us, in C 0.01 to 0.05 us. All loops are linear
 in the bytes. Without numpy, because the client hashes keys too, and may be installed without it.

@@ -37,8 +37,10 @@ class KeptBatches:
         self.nbytes = sum([len(batch.data) for batch in batches]) + BATCH_OVERHEAD * len(batches)
 
     def slice(self, first: int, count: int) -> "KeptBatches | None":
-        """Return the batches with the records [first, first + count), or None if a batch is only
-        partly in this range."""
+        """Return the batches with the records [first, first + count).
+
+        Return None if a batch is only partly in this range.
+        """
         low, high = bisect_left(self._ends, first), bisect_left(self._ends, first + count)
         begins = 0 if not first else low + 1
         is_whole = not first or (low < len(self._ends) and self._ends[low] == first)
@@ -67,9 +69,11 @@ class KeptBatches:
     def placed(
         self, base_offset: int, offset: int
     ) -> Iterator[tuple[int, int, list[bytes | memoryview]]]:
-        """Yield the batches from the one that contains `offset`, each as its base offset, its end
-        offset and the parts of its bytes for a consumer. The first record of these KeptBatches has
-        the offset `base_offset`."""
+        """Yield the batches from the one that contains `offset` on.
+
+        Each is its base offset, its end offset and the parts of its bytes for a consumer. The first
+        record of these KeptBatches has the offset `base_offset`.
+        """
         first = bisect_right(self._ends, offset - base_offset)
         if first:
             base_offset += self._ends[first - 1]
@@ -80,8 +84,7 @@ class KeptBatches:
 
 
 def undecodable(rows: pa.RecordBatch) -> int:
-    """Return how many of these records are of batches that did not decode
-    (`record_batch.decode`)."""
+    """Return how many records are of batches that did not decode (`record_batch.decode`)."""
     headers: Any = rows.column("headers")
     if headers.null_count == len(headers):
         return 0

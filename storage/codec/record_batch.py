@@ -146,9 +146,10 @@ class KeylessRecords(InvalidBatch):
 def check(
     sent: memoryview | None, rules: Rules = ANY, effort: Effort | None = None
 ) -> Batch | LogError:
-    """Check the records of a partition of a produce request, which must be exactly one batch; None
-    is a partition without records. Return the checked batch or an error, which refers to none of
-    the bytes (`bare`).
+    """Check the records of a partition of a produce request, which must be exactly one batch.
+
+    `sent` is None for a partition without records. Return the checked batch or an error, which
+    refers to none of the bytes (`bare`).
 
     The errors are InvalidBatch, TransactionalBatch, KeylessRecords, CorruptBatch (the checksum
     differs) and RecordTooLarge (more than RECORDS_MAX records: a producer may send them as two
@@ -324,8 +325,7 @@ def _crc(data: bytearray | memoryview, before: int = 0) -> int:
 
 
 def split(body: memoryview, key: str) -> list[KeptBatch]:
-    """Return the batches that lie back to back in a chunk; `key` names the object of the chunk in
-    an error.
+    """Return the batches that lie back to back in a chunk, whose object is `key`.
 
     Raises Corrupt if the bytes are no whole batches. This reads no records and no checksums.
     """
@@ -424,8 +424,9 @@ def _undecodable(item: KeptBatch, reason: str) -> pa.RecordBatch:
 
 
 def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[bytes]:
-    """Return batches for the offsets [start_offset, end_offset). `rows` has the records that still
-    exist at these offsets, in order (RECORD_SCHEMA).
+    """Return batches for the offsets [start_offset, end_offset).
+
+    `rows` has the records that still exist at these offsets, in order (RECORD_SCHEMA).
 
     Compaction removes records, so batches have gaps. Each batch begins behind the one before; a gap
     of 2**31 offsets is between two batches. A gap behind the last record is a control batch, so the

@@ -62,10 +62,10 @@ class Walked(NamedTuple):
 def walk(
     raw: Raw, start: int, count: int, base_timestamp: int, headers_max: int = HEADERS_MAX
 ) -> Walked:
-    """Check the `count` records from `start` to the end of `raw`; raises InvalidBatch, and before
-    more than `headers_max` headers are read, TooManyHeaders.
+    """Check the `count` records from `start` to the end of `raw`.
 
-    Their offset deltas must be 0, 1, 2 and so on, and their headers' names UTF-8.
+    Their offset deltas must be 0, 1, 2 and so on, and their headers' names UTF-8. Raises
+    InvalidBatch, and before more than `headers_max` headers are read, TooManyHeaders.
     """
     facts = byte_loops.walk(raw, start, count, headers_max)
     if len(facts) == 2:
@@ -109,8 +109,10 @@ def read(
 
 
 class _Fields(NamedTuple):
-    """The fields of records, an array for each field, int32; deltas are those of timestamps, in ms,
-    int64. Places are those in the bytes; a size of -1 is a null."""
+    """The fields of records, an int32 array for each field; a size of -1 is a null.
+
+    Deltas are those of timestamps, in ms, int64. Places are those in the bytes.
+    """
 
     deltas: np.ndarray
     key_at: np.ndarray

@@ -263,11 +263,13 @@ class SettledMember(
 
 
 class SettleGroup(Action, frozen=True, array_like=True, tag="settle-group", gc=False):
-    """The result of a rebalance of a group that clients assign: its generation, and all members
-    with their assignments. `leader` is the member that computed the assignments with the assignor
+    """The result of a rebalance of a group that clients assign: generation and assignments.
+
+    `leader` is the member that computed the assignments of all members with the assignor
     `protocol`. Exists from level 4 on. `apply` refuses the action unless `coordinator` and `term`
     are the group's. `term` is 0 if the cluster has no such group. The generation may be the current
-    one, if a static member joined again under another member id."""
+    one, if a static member joined again under another member id.
+    """
 
     group_id: str
     coordinator: str
@@ -338,8 +340,10 @@ class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions", 
 
 
 class Sealed(Action, frozen=True, array_like=True, tag="sealed", gc=False):
-    """The topic's table has all records of the partition below `end_offset`, so `apply` trims the
-    partition's tail."""
+    """The topic's table has all records of the partition below `end_offset`.
+
+    So `apply` trims the partition's tail.
+    """
 
     topic_id: str
     partition: int
@@ -361,8 +365,10 @@ class MoveLogStart(Action, frozen=True, array_like=True, tag="log-start", gc=Fal
 
 
 class LoseRecords(Action, frozen=True, array_like=True, tag="lose-records", gc=False):
-    """An operator gave up the records [base_offset, end_offset) of the tail, because they cannot be
-    read. Readers and seals pass over these records. Exists from level 2 on."""
+    """An operator gave up the tail's records [base_offset, end_offset), which cannot be read.
+
+    Readers and seals pass over these records. Exists from level 2 on.
+    """
 
     topic_id: str
     partition: int
@@ -408,8 +414,10 @@ class DeleteAcls(Action, frozen=True, array_like=True, tag="delete-acls", gc=Fal
 
 
 class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False):
-    """Quotas of a principal, by name: bytes or requests per second on each broker, or a share of a
-    bound. None removes a quota. Other quotas stay."""
+    """Quotas of a principal, by name; None removes a quota, and other quotas stay.
+
+    A quota is bytes or requests per second on each broker, or a share of a bound.
+    """
 
     principal: str
     rates: dict[str, int | None]

@@ -56,8 +56,7 @@ class InvalidTopicName(InvalidRequest):
 
 
 class InvalidPartitions(InvalidRequest):
-    """A topic cannot have, or cannot grow to, this number of partitions: Kafka's
-    INVALID_PARTITIONS."""
+    """A topic cannot have this number of partitions: Kafka's INVALID_PARTITIONS."""
 
 
 class MemberExists(InvalidRequest):
@@ -128,8 +127,11 @@ class OutOfOrderSequence(StaleCommit):
 
 
 class UnknownProducer(OutOfOrderSequence):
-    """The partition has no batch of the producer, and this batch is not the producer's first one
-    there: Kafka's UNKNOWN_PRODUCER_ID. The producer begins again with another epoch."""
+    """The partition does not know the producer of a batch: Kafka's UNKNOWN_PRODUCER_ID.
+
+    It has no batch of the producer, and this batch is not the producer's first one there. The
+    producer begins again with another epoch.
+    """
 
 
 class IllegalGeneration(StaleCommit):
@@ -141,8 +143,10 @@ class UnknownMember(StaleCommit):
 
 
 class InconsistentGroupProtocol(StaleCommit):
-    """The group has members of another kind: members that the log assigns and members that Kafka's
-    clients assign cannot share a group. In Kafka: INCONSISTENT_GROUP_PROTOCOL."""
+    """The group has members of another kind: Kafka's INCONSISTENT_GROUP_PROTOCOL.
+
+    Members that the log assigns and members that Kafka's clients assign cannot share a group.
+    """
 
 
 class GroupNotEmpty(StaleCommit):
@@ -162,8 +166,10 @@ class Throttled(LogError):
 
 
 class BoundReached(Throttled):
-    """`apply` refused a commit that would exceed a bound of the cluster state, or a principal's
-    share of the bound. Another commit may still succeed."""
+    """`apply` refused a commit that would exceed a bound of the state or a principal's share.
+
+    Another commit may still succeed.
+    """
 
 
 class Unavailable(LogError):
@@ -208,8 +214,10 @@ def cut_off(key: str, size: int, wanted: int, start: int) -> Corrupt:
 
 
 class DamagedRecords(Corrupt):
-    """Records [offset, end_offset) of a partition's tail whose chunk is damaged or gone. The damage
-    affects no other record."""
+    """Records [offset, end_offset) of a partition's tail whose chunk is damaged or gone.
+
+    The damage affects no other record.
+    """
 
     def __init__(
         self, topic: str, partition: int, offset: int, end_offset: int, of: Corrupt
@@ -227,8 +235,11 @@ class DamagedRecords(Corrupt):
 
 
 class TableInDoubt(Corrupt):
-    """A table that is not what the log put there: it is damaged, ahead of the WAL, or changed by
-    another program. The topic keeps its tails and its files until a repair."""
+    """A table that is not what the log put there.
+
+    It is damaged, ahead of the WAL, or changed by another program. The topic keeps its tails and
+    its files until a repair.
+    """
 
     def __init__(self, prefix: str, version: int, why: str) -> None:
         super().__init__(f"{prefix}/_delta_log", why)
@@ -248,8 +259,10 @@ class ObjectNotFound(LogError):
 
 
 class StoreUnfit(LogError):
-    """A store that cannot hold this cluster: its probe failed, its content is invalid, or it holds
-    another cluster."""
+    """A store that cannot hold this cluster.
+
+    Its probe failed, its content is invalid, or it holds another cluster.
+    """
 
 
 class NewerLevel(StoreUnfit):

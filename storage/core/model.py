@@ -1,5 +1,7 @@
-"""Value types that many modules of the log share: TopicPartition, TopicIdPartition, AppendedRange,
-Acks, ReadBounds, SegmentFile and Part. Also two limits. Imports no other module of the log."""
+"""Value types that many modules of the log share, and two limits.
+
+Imports no other module of the log.
+"""
 
 import sys
 from enum import IntEnum
@@ -75,8 +77,10 @@ class TopicIdPartition(NamedTuple):
 
 
 class ReadBounds(NamedTuple):
-    """Bounds of one read: `bytes_max` for the weight of all its records (chunk.weight),
-    `records_max` for the number of records. All records are before `offset_end`."""
+    """Bounds of one read; all its records are before `offset_end`.
+
+    `bytes_max` bounds the weight of all records (chunk.weight), `records_max` their number.
+    """
 
     bytes_max: int
     records_max: int = sys.maxsize

@@ -1,5 +1,6 @@
-"""Topic configs: Kafka's names and meanings (`target.segment.bytes` is tidelog's own), tidelog's
-defaults, validation of values, and the cluster's defaults.
+"""Topic configs: names, meanings, defaults, validation of values; and the cluster's defaults.
+
+Names and meanings are Kafka's, but `target.segment.bytes` is tidelog's own, as are the defaults.
 
 The effective value of a topic's config is the value that the topic sets. If the topic sets none, it
 is the cluster's default; if the cluster has none, it is the built-in default. Whether a value is
@@ -289,9 +290,11 @@ class TopicConfig(NamedTuple):
 
 
 def check(name: str, value: str, level: int = levels.NEWEST) -> None:
-    """Raise InvalidConfig if the config is unknown, if a cluster at this level of the format cannot
-    have it, or if the value is not valid. The message names the config, the value and the
-    allowed values."""
+    """Raise InvalidConfig if a cluster at this level of the format cannot have the value.
+
+    The config may be unknown, or of a later level, or the value not valid. The message names the
+    config, the value and the allowed values.
+    """
     key = KNOWN.get(name)
     if key is None:
         raise InvalidConfig(f"unknown topic config {name!r}: known are {', '.join(CONFIGS)}")
@@ -379,8 +382,11 @@ def in_words(changes: Mapping[str, str | None]) -> str:
 
 
 def without_effect(changes: Mapping[str, str | None]) -> list[str]:
-    """Return a line for each new value that has no effect: `min.insync.replicas has no effect here:
-    the object store replicates`. A value that only names the default needs no line."""
+    """Return a line for each new value that has no effect.
+
+    For example: `min.insync.replicas has no effect here: the object store replicates`. A value that
+    only names the default needs no line.
+    """
     return [
         f"{name} {WITHOUT_EFFECT[name].doc}"
         for name, value in changes.items()
@@ -389,8 +395,10 @@ def without_effect(changes: Mapping[str, str | None]) -> list[str]:
 
 
 def shown(configs: Mapping[str, str]) -> list[str]:
-    """Return the names of the configs in the list of a topic that sets `configs`: all configs with
-    an effect, and those without an effect that the topic sets."""
+    """Return the names of the configs in the list of a topic that sets `configs`.
+
+    These are all configs with an effect, and those without an effect that the topic sets.
+    """
     return [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
 
 
@@ -471,8 +479,10 @@ class TopicDefaults:
         return self.values.get(AUTO_CREATE, str(fallback).lower()) == "true"
 
     def values_of_topic(self, name: str, configs: Mapping[str, str]) -> list[ConfigValue]:
-        """Return the values of a known config of a topic that sets `configs`: the effective value
-        first, the built-in default last."""
+        """Return the values of a known config of a topic that sets `configs`.
+
+        The effective value is the first, the built-in default the last.
+        """
         key = BROKER_NAMES.get(name, name)
         values = [ConfigValue(key, KNOWN[name].default, ConfigSource.DEFAULT_CONFIG)]
         if name in self.configs:

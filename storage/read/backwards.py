@@ -25,8 +25,10 @@ class ForwardFetch(Protocol):
 
 
 class FetchedBefore(NamedTuple):
-    """The records of [first_offset, fetched.next_offset). If `first_offset` equals the log start
-    offset, the partition has no older record."""
+    """The records of [first_offset, fetched.next_offset).
+
+    If `first_offset` equals the log start offset, the partition has no older record.
+    """
 
     fetched: FetchResult
     first_offset: int
@@ -35,9 +37,10 @@ class FetchedBefore(NamedTuple):
 async def fetch_before(
     fetch: ForwardFetch, start: int, end: int, high_watermark: int, bounds: ReadBounds
 ) -> FetchedBefore:
-    """Return the newest records of [start, end) within the bounds, in offset order, but at least
-    one record if there is any. `start` is the log start offset, and `end` is at most the high
-    watermark.
+    """Return the newest records of [start, end) within the bounds, in offset order.
+
+    Return at least one record if there is any. `start` is the log start offset, and `end` is at
+    most the high watermark.
 
     Each read returns at most `bounds.bytes_max` bytes. If retention moves the log start meanwhile,
     the result begins at the new log start. If an older record is damaged, return the records after
@@ -84,8 +87,10 @@ async def fetch_before(
 
 
 def _newest(pieces: list[ReadBatch], count: int, low: int) -> tuple[list[ReadBatch], int]:
-    """Return the newest `count` records, and the offset from which on they are all records: `low`
-    if the pieces have no more."""
+    """Return the newest `count` records, and the offset from which on they are all records.
+
+    This is `low` if the pieces have no more.
+    """
     excess = sum(len(piece.batch) for piece in pieces) - count
     if excess <= 0:
         return pieces, low

@@ -37,8 +37,10 @@ class TopicChanges:
         self.count = self._last_of_all = self.count + 1
 
     def since(self, count: int) -> list[int] | None:
-        """Return the partitions of the changes after the first `count`, those that changed first
-        first. Return None if all partitions may have changed."""
+        """Return the partitions of the changes after the first `count`, earlier changes first.
+
+        Return None if all partitions may have changed.
+        """
         if count < self._last_of_all:
             return None
         partitions = []
@@ -122,8 +124,10 @@ class LongPolls(dict[tuple[str, int], dict["asyncio.Future[None]", None]]):
         return ends == self._ends
 
     async def turn(self) -> None:
-        """Wait as a read that is woken now: behind the other ones, but not if this turn of the
-        event loop has room."""
+        """Wait as a read that is woken now, unless this turn of the event loop has room.
+
+        The read is behind the other ones.
+        """
         waiter = asyncio.get_running_loop().create_future()
         self._queue[waiter] = None
         self._wake_first()
@@ -133,16 +137,14 @@ class LongPolls(dict[tuple[str, int], dict["asyncio.Future[None]", None]]):
             self._queue.pop(waiter, None)
 
     def wake(self, key: tuple[str, int]) -> None:
-        """Wake the reads that wait for this partition at the time of the call, after those that
-        are in the queue."""
+        """Wake the reads that wait for this partition now, after the reads in the queue."""
         waiting = self.pop(key, None)
         if waiting:
             self._queue.update(waiting)
             self._wake_first()
 
     def wake_reads(self, topic: str, partition: int) -> None:
-        """Wake the reads that wait for records of the partition, or of any partition of its
-        topic."""
+        """Wake the reads that wait for the partition, or for any partition of its topic."""
         changes = self._changes.get(topic)
         if changes is not None:
             changes.add(partition)

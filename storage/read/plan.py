@@ -109,11 +109,9 @@ NO_FILTER = ReadFilter()
 
 
 class SegmentRange(NamedTuple):
-    """Records [start, end) of one segment, or a part of them: their row groups are divided into
-    `shares` equal parts, and `share` is the number of the part.
+    """Records [start, end) of one segment, or the part `share` of `shares` equal parts of them.
 
-    A task reads the footer to find the row groups, so a plan over 20,000 segments reads no footer.
-    `size` is the size of the object. `cost` is an estimate of the bytes that the task reads.
+    The parts divide the row groups.
     """
 
     topic: str
@@ -263,8 +261,7 @@ def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:
 def limit_offsets(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int
 ) -> dict[TopicPartition, int]:
-    """Return end offsets for a batch of at most `rows_max` offsets from `start`, with the keys of
-    `end`.
+    """Return end offsets, with the keys of `end`, for at most `rows_max` offsets from `start`.
 
     The limit is shared in proportion to the remaining offsets, as in Spark's Kafka source. Rounding
     leaves a rest. A partition gets at most one offset of the rest, the partitions with the fewest

@@ -79,8 +79,10 @@ class ReadBatch(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """Batches within the bounds of the read, the offset at which the next read starts, and the
-    weight of the records in bytes."""
+    """Batches within the bounds of the read, where the next read starts, and their weight.
+
+    The weight of the records is in bytes.
+    """
 
     pieces: list[ReadBatch]
     next_offset: int
@@ -137,8 +139,9 @@ class Reader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, topic: Topic, number: int, offset: int, bounds: ReadBounds) -> ReadResult:
-        """Return committed records from `offset` on, within the bounds, but at least one record if
-        there is any. `offset` must be within the partition's range.
+        """Return committed records from `offset` on, within the bounds, but at least one if any.
+
+        `offset` must be within the partition's range.
 
         Raises Corrupt if the object with the record at `offset` does not verify; if this object is
         a chunk of the tail, the error is DamagedRecords. Raises TableInDoubt if the record is in no
@@ -188,8 +191,11 @@ class Reader:
         return None
 
     async def read_segment(self, topic: Topic, file: SegmentFile) -> AsyncIterator[pa.RecordBatch]:
-        """Yield all records of one segment of the table, also records that the WAL does not call
-        sealed. Raises Corrupt. Raises ObjectNotFound if the object does not exist."""
+        """Yield all records of one segment of the table.
+
+        These are also records that the WAL does not call sealed. Raises Corrupt, or ObjectNotFound
+        if the object does not exist.
+        """
         async for batch, _ in self._walk_segment(topic, file, file.base_offset, file.end_offset):
             yield batch
 
@@ -253,8 +259,10 @@ class Reader:
     async def _walk_table(
         self, topic: Topic, number: int, offset: int, end: int
     ) -> AsyncIterator[ReadBatch]:
-        """Yield the records of the sealed range [offset, end). Do not read later records from the
-        table, because they are still in the tail."""
+        """Yield the records of the sealed range [offset, end).
+
+        Later records of the table are not read, because they are still in the tail.
+        """
         stale = ""
         while offset < end:
             index = await self._index(topic, number, end)
@@ -276,8 +284,10 @@ class Reader:
     async def _walk_segment(
         self, topic: Topic, file: SegmentFile, offset: int, end: int
     ) -> AsyncIterator[tuple[pa.RecordBatch, bool]]:
-        """Yield the segment's records of [offset, end), a batch per row group. Raises
-        ObjectNotFound."""
+        """Yield the segment's records of [offset, end), a batch per row group.
+
+        Raises ObjectNotFound.
+        """
         key = f"{topic.prefix}/{file.path}"
         footer = await self.segments.footer(key, file.size)
         groups = footer.groups_between(offset, end)
@@ -312,8 +322,10 @@ class Reader:
     async def _raise_hole(
         self, topic: Topic, number: int, offset: int, end: int, index: SegmentIndex
     ) -> NoReturn:
-        """Raise TableInDoubt for the first range of [offset, end) that is in no segment. The caller
-        refreshes its view, because a newer retention may have removed the range."""
+        """Raise TableInDoubt for the first range of [offset, end) that is in no segment.
+
+        The caller refreshes its view, because a newer retention may have removed the range.
+        """
         missing_span = hole(index, offset, end)
         assert missing_span is not None
         table = await self._tables.of(topic)
@@ -333,9 +345,11 @@ class Reader:
     async def kept_batches(
         self, topic: Topic, number: int, offset: int
     ) -> list[tuple[int, KeptBatches]]:
-        """Return the batches from `offset` on that producers sent in Kafka's format, as the base
-        offsets and batches of consecutive pieces. Return nothing if the record at `offset` is
-        stored otherwise. Raises Corrupt (DamagedRecords)."""
+        """Return the batches from `offset` on that producers sent in Kafka's format.
+
+        These are base offsets and batches of consecutive pieces. Return nothing if the record at
+        `offset` is stored otherwise. Raises Corrupt (DamagedRecords).
+        """
         partition = topic.partitions[number]
         if offset < partition.sealed_end and _is_compacted(topic):
             return []
@@ -360,8 +374,11 @@ class Reader:
         return [(chunk.base_offset, batches)]
 
     def rows_end(self, topic: Topic, number: int, offset: int, bytes_max: int) -> int:
-        """Return an offset after `offset` at which a read of rows must end: that of the first
-        `kept_batches`, or one that a read of `bytes_max` bytes does not reach."""
+        """Return an offset after `offset` at which a read of rows must end.
+
+        It is that of the first `kept_batches`, or one that a read of `bytes_max` bytes does not
+        reach.
+        """
         key, partition = (topic.topic_id, number), topic.partitions[number]
         kept_from = max(offset + 1, partition.sealed_end if _is_compacted(topic) else 0)
         far = max(offset, partition.sealed_end) + bytes_max // chunks.RECORD_BYTES
@@ -466,8 +483,10 @@ def _damaged(topic: Topic, number: int, chunk: TailChunk, error: Corrupt) -> Dam
 def _tail_starts(
     partition: Partition, cached: Sequence[CachedBatch], offset: int
 ) -> Iterator[tuple[int, bool]]:
-    """Yield where the chunks and cached pieces from `offset` on begin, and whether they are batches
-    of producers. Chunks that are cached are not looked at."""
+    """Yield where the chunks and cached pieces from `offset` on begin, and if they are kept.
+
+    Kept are batches of producers. Chunks that are cached are not looked at.
+    """
     start, end = max(offset, partition.sealed_end), partition.high_watermark
     if not cached:
         yield from _chunk_starts(partition, start, end)
@@ -496,8 +515,10 @@ def _is_compacted(topic: Topic) -> bool:
 def _rows_within(
     batch: pa.RecordBatch, budget: int, rows_max: int, *, at_least: int
 ) -> tuple[int, int]:
-    """Return how many of the first rows are within `budget` bytes and `rows_max` rows, but not
-    fewer than `at_least`, and the weight of these rows."""
+    """Return how many of the first rows are within the bounds, and their weight.
+
+    The bounds are `budget` bytes and `rows_max` rows, but not fewer rows than `at_least`.
+    """
     first = batch.slice(0, min(chunks.rows_bound(batch, budget), rows_max))
     before = chunks.weight_before(first)
     rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)

@@ -159,9 +159,11 @@ class FetchedGroups(NamedTuple):
 
 
 class SegmentReader:
-    """A reader of segments with a cache of footers and, if `group_bytes` is given, a cache of
-    decoded row groups. Owned by one event loop. Row groups are decoded in threads of `executor`, by
-    default the loop's executor."""
+    """A reader of segments with a cache of footers, and perhaps one of decoded row groups.
+
+    Row groups are cached if `group_bytes` is given; they are decoded in threads of `executor`, by
+    default the loop's executor. Owned by one event loop.
+    """
 
     def __init__(
         self,

@@ -32,8 +32,11 @@ built again, with one element for each partition."""
 
 
 class CachedBatch(NamedTuple):
-    """Consecutive records, with the timestamps that readers get: as columns (CHUNK_SCHEMA), or as
-    kept batches. `born` is the number of bytes that were added to the cache before them."""
+    """Consecutive records, with the timestamps that readers get.
+
+    They are columns (CHUNK_SCHEMA) or kept batches. `born` is the number of bytes that were added
+    to the cache before them.
+    """
 
     base_offset: int
     records: Records

@@ -1,2 +1,1 @@
-"""The machine's services that a process uses: clocks, threads, tasks, memory; and the interface of
-tracers."""
+"""The machine's services for a process: clocks, threads, tasks, memory, tracers' interface."""

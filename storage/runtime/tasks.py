@@ -1,6 +1,8 @@
-"""Helpers of asyncio tasks: exceptions that end a task, exceptions in one round of a task,
-exceptions of tasks that no caller awaits, and tasks that run together. Also the steps of a
-coroutine, and the lowest priority of a thread."""
+"""Tasks of asyncio: their exceptions, tasks that run together, the steps of a coroutine.
+
+Exceptions end a task or one round of it, or no caller awaits the task. Also the lowest priority of
+a thread.
+"""
 
 import asyncio
 import contextlib
@@ -87,8 +89,10 @@ class Steps(Coroutine[Any, Any, T]):
 
 
 async def together(*calls: Coroutine[Any, Any, Any], at_once: int | None = None) -> list[Any]:
-    """Run coroutines concurrently, at most `at_once` of them at the same time; return their results
-    in order. The first error cancels the other coroutines."""
+    """Run coroutines concurrently; return their results in order.
+
+    At most `at_once` of them run at the same time. The first error cancels the other coroutines.
+    """
     work: Iterable[Coroutine[Any, Any, Any]] = calls
     if at_once is not None:
         turns = asyncio.Semaphore(at_once)

@@ -1,5 +1,7 @@
-"""Threads of a part that is closed while requests may still run, and a resource on the event loop
-of a second thread, whose work does not block the caller's loop."""
+"""Threads of a part that closes while requests may run, and a second thread's event loop.
+
+The work of a resource on this loop does not block the caller's loop.
+"""
 
 import asyncio
 import concurrent.futures

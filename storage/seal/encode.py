@@ -86,8 +86,9 @@ class TailSegments:
     async def encoded(
         self, topic: Topic, ranges: Mapping[int, tuple[int, int]], damage: dict[int, Corrupt]
     ) -> AsyncGenerator[EncodedSegment]:
-        """Yield the records of these offset ranges [base, end), by partition, as segments. The
-        segments of a partition are in offset order, those of different partitions are mixed.
+        """Yield the records of these offset ranges [base, end), by partition, as segments.
+
+        The segments of a partition are in offset order, those of different partitions are mixed.
 
         Segments have no rows for lost records, nor for damaged records below the log start. If
         other records are damaged, yield the records before them, and add the error to `damage`.
@@ -173,8 +174,10 @@ def _together(topic: Topic, ranges: Iterable[int]) -> list[list[int]]:
 
 
 def _late_ms(topic: Topic, numbers: Iterable[int], config: TopicConfig) -> float:
-    """Return the time from which on these tails are so far beyond their limits that a thread of the
-    lowest priority may not get the CPU time to seal them."""
+    """Return when these tails are too far beyond their limits for a thread of low priority.
+
+    A thread of the lowest priority may not get the CPU time to seal them.
+    """
     late_ms = math.inf
     for partition in (topic.partitions[number] for number in numbers):
         if partition.tail_bytes >= LATE_FACTOR * config.segment_bytes:
@@ -223,8 +226,10 @@ class _Written(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """The tail [base, end) of a partition, as it was at one moment. `stored` are the chunks with
-    records that `cached` does not have, and perhaps some others."""
+    """The tail [base, end) of a partition, as it was at one moment.
+
+    `stored` are the chunks with records that `cached` does not have, and perhaps some others.
+    """
 
     base: int
     end: int

@@ -196,8 +196,10 @@ class SealerCounters:
 
 @dataclass
 class _Commit:
-    """The work of one commit: offset ranges [base, end) by partition, their uploads, and the WAL
-    actions after the commit to the table."""
+    """The work of one commit: offset ranges [base, end) by partition, uploads, actions.
+
+    The WAL gets the actions after the commit to the table.
+    """
 
     uploads: CommitUploads
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -373,9 +375,11 @@ class Sealer:
     async def _seal_some(
         self, topic: Topic, left: dict[int, int], damage: dict[int, Corrupt]
     ) -> int:
-        """Seal the partitions of `left` up to the offsets there, in one commit; remove them from
-        `left`. If the segments must be committed before all are sealed (see the module docstring),
-        the others stay in `left`. Return the number of records sealed."""
+        """Seal the partitions of `left` up to the offsets there, in one commit.
+
+        Remove them from `left`. If the segments must be committed before all are sealed (see the
+        module docstring), the others stay in `left`. Return the number of records sealed.
+        """
         # Read the sealed ends before the table. In between, the view may apply the seal of another
         # sealer. A table that was read before it would look as if it had lost that seal.
         bases = {number: topic.partitions[number].sealed_end for number in left}

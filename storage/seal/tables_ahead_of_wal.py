@@ -62,10 +62,11 @@ class TablesAhead:
     async def check(
         self, topic: Topic, table: Table, number: int, base: int, end: int
     ) -> int | None:
-        """Verify [base, end), which the table has and the WAL does not call sealed. If another
-        sealer, or a sealer that crashed, put these records there, they equal the tail. If the table
-        is from another moment than the WAL, they differ. Replace old segments (see the module
-        docstring).
+        """Verify [base, end), which the table has and the WAL does not call sealed.
+
+        If another sealer, or a sealer that crashed, put these records there, they equal the tail.
+        If the table is from another moment than the WAL, they differ. Replace old segments (see the
+        module docstring).
 
         Return the offset to which the tail is sealed now, or None if no record of it is. Segments
         of lost records at the end of the tail are sealed with the next records. Raises
@@ -114,9 +115,10 @@ class TablesAhead:
     async def _compared(
         self, topic: Topic, number: int, file: SegmentFile, base: int
     ) -> tuple[bool, bool]:
-        """Return whether a segment's records from `base` on equal the records of the log, and
-        whether the segment also has lost records. It has them if an operator gave them up after
-        their upload."""
+        """Return if a segment's records from `base` on equal the log's, and if it has lost ones.
+
+        It has them if an operator gave them up after their upload.
+        """
         partition = topic.partitions[number]
         offset, has_lost = max(file.base_offset, base), False
         async for batch in self._reader.read_segment(topic, file):
@@ -141,8 +143,10 @@ class TablesAhead:
         return partition.is_gone(offset, file.end_offset), has_lost
 
     async def _age_ms(self, topic: Topic, file: SegmentFile) -> float:
-        """Return the age of a segment's object by this machine's clock or the store's, whichever is
-        later. If there is no object, return infinity."""
+        """Return the age of a segment's object by this machine's clock or the store's.
+
+        The later clock counts. If there is no object, return infinity.
+        """
         key = f"{topic.prefix}/{file.path}"
         async for info in self._reader.store.list(key):
             return max(self._clock.now_ms(), self._reader.store.seen_ms) - info.modified_ms
@@ -158,8 +162,10 @@ class TablesAhead:
         end: int,
         old: Sequence[SegmentFile],
     ) -> int | None:
-        """Replace each old segment in a commit of its own, so that no upload gets old while the
-        next segment is read. Return as `check`."""
+        """Replace each old segment in a commit of its own; return as `check`.
+
+        So no upload gets old while the next segment is read.
+        """
         ahead = [file for file in await table.segments(number) if file.end_offset > base]
         sealed_to, renewed_to = end, base
         for file in old:

@@ -44,23 +44,24 @@ class ByteRange(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Some chunks of each partition, in offset order, and the ranges of objects with their
-    bytes."""
+    """Some chunks of each partition, in offset order, and the ranges of objects with the bytes."""
 
     chunks: Mapping[int, Sequence[StoredChunk]]
     ranges: Sequence[ByteRange]
 
 
 class FetchedWindow(NamedTuple):
-    """A window with its bytes: for each range the bytes, or the error of an object that does not
-    exist."""
+    """A window with the bytes of each range, or the error of an object that does not exist."""
 
     window: Window
     bodies: Sequence[bytes | Corrupt]
 
     def batches(self, number: int) -> Iterator[tuple[TailChunk, pa.RecordBatch | Corrupt]]:
-        """Yield the partition's chunks in offset order, each with its records (CHUNK_SCHEMA, the
-        timestamps that readers get), or with the error of a damaged chunk."""
+        """Yield the partition's chunks in offset order, each with its records or an error.
+
+        Records are of CHUNK_SCHEMA, with the timestamps that readers get; the error is that of a
+        damaged chunk.
+        """
         for stored in self.window.chunks.get(number, ()):
             try:
                 yield stored.chunk, _decoded(stored.chunk, self._bytes_of(stored))

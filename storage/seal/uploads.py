@@ -49,8 +49,10 @@ class CommitUploads:
     """By partition, in offset order."""
 
     def take_done(self) -> list[SegmentUpload]:
-        """Return the uploads that can be committed, and drop them here: of each partition those
-        before the first one that is not done."""
+        """Return the uploads that can be committed, and drop them here.
+
+        These are, of each partition, those before the first one that is not done.
+        """
         done_uploads: list[SegmentUpload] = []
         for number, uploads in self.of.items():
             undone = [

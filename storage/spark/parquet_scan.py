@@ -158,8 +158,9 @@ def parquet_by_listing(
 def parquet_by_sizes(
     spark: SparkSession, files: Sequence[tuple[str, int]], options: Mapping[str, str]
 ) -> DataFrame:
-    """Read these Parquet files without any request to look them up: `files` has (path, bytes) from
-    the manifest.
+    """Read Parquet files without a request to look them up.
+
+    `files` has (path, bytes) from the manifest.
 
     This function fills Spark's cache of listings. Then it does what Spark's reader does after a
     listing. Spark has no public API for this. If Spark's internals differ, the function raises an

@@ -178,8 +178,7 @@ class _Sticky:
         self._free.clear()
 
     def level(self) -> None:
-        """While possible, move a partition to a member that has at least two partitions fewer than
-        the giver.
+        """While possible, move a partition to a member with at least two partitions fewer.
 
         Each move makes the sum of the squared counts smaller, so the loop ends.
         """

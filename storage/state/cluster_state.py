@@ -140,16 +140,20 @@ class ClusterState:
         return self._keys.get(key, self.owner(principal))
 
     def check_new_key(self, principal: str, placements: int) -> LogError | None:
-        """Return why a request of the principal with a new idempotency key and so many placements
-        is above a share now, or None."""
+        """Return why a request with a new idempotency key is above a share now, or None.
+
+        The request is of the principal, with so many placements.
+        """
         if self.level < shares.LEVEL:
             return None
         return self._keys.refusal(principal, placements, self.access.quota)
 
     @contextlib.contextmanager
     def admitted(self, actions: Sequence[AnyAction]) -> Iterator[None]:
-        """Count what the actions add to bounds that `apply` does not check, as long as a broker
-        commits them. Raises BoundReached, if that is above a share."""
+        """Count what the actions add to bounds that `apply` does not check.
+
+        They count as long as a broker commits them. Raises BoundReached, if that is above a share.
+        """
         has_shares = self.level >= shares.LEVEL
         needs = [need for action in actions if has_shares for need in self.members.growth(action)]
         if (refusal := self.shares.refusal(needs, self.access.quota)) is not None:

@@ -135,9 +135,11 @@ class CommittedOffsets:
         )
 
     def needs(self, commit: AnyAction, principal: str, _: Sequence[Chunk]) -> list[Need]:
-        """Return what the commit adds to the use of two bounds by the group's owner, or by
-        `principal` if the group has no owner. An offset that replaces another adds only the growth
-        of its metadata."""
+        """Return what the commit adds to the use of two bounds.
+
+        They are the bounds of the group's owner, or of `principal` if the group has no owner. An
+        offset that replaces another adds only the growth of its metadata.
+        """
         if not isinstance(commit, CommitOffsets):
             return []
         owner = self.owners.get(commit.group_id, principal)
@@ -214,8 +216,10 @@ class CommittedOffsets:
             self._drop(group_id, topic_id, list(self._groups[group_id][topic_id]))
 
     def encoded(self) -> KeptGroups | None:
-        """Return the offsets as part of a checkpoint, to be encoded at once, or None if there are
-        none. The value of each group is encoded already, and encodes as itself."""
+        """Return the offsets as part of a checkpoint, to be encoded at once, or None without any.
+
+        The value of each group is encoded already, and encodes as itself.
+        """
         if len(self._encoded) < len(self._groups):
             for group_id, topics in self._groups.items():
                 if group_id not in self._encoded:

@@ -168,9 +168,11 @@ class GroupMembers:
                 return None
 
     def needs(self, action: AnyAction, _: str, __: Sequence[Chunk]) -> list[Need]:
-        """Return what the action adds to the use of a bound by the principal of the member's
-        config. The commit's principal does not count, because brokers also commit Subscribe without
-        a client. Call `check` before."""
+        """Return what the action adds to the use of a bound by the member's principal.
+
+        The principal is that of its config. The commit's principal does not count, because brokers
+        also commit Subscribe without a client. Call `check` before.
+        """
         if not isinstance(action, JoinGroup | Subscribe | SettleGroup):
             return []
         group = self._groups.get(action.group_id)

@@ -95,8 +95,10 @@ class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     @property
     def size(self) -> int:
-        """Return about the bytes of the subscription, the assignment and the positions, in memory
-        and in a checkpoint."""
+        """Return about the bytes that the member needs in memory and in a checkpoint.
+
+        These are of the subscription, the assignment and the positions.
+        """
         places = len(self.owned) + len(self.sought)
         return len(self.pattern) + subscription_size(self.topics) + PLACE_BYTES * places
 
@@ -230,8 +232,10 @@ class MembersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=T
 
 
 class Inputs(NamedTuple):
-    """Input of an assignor, except the previous owners: topic ids by the member's `key`, and number
-    of partitions by topic id."""
+    """Input of an assignor, except the previous owners.
+
+    Topic ids by the member's `key`, and number of partitions by topic id.
+    """
 
     subscriptions: dict[str, list[str]]
     partitions: dict[str, int]

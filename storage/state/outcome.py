@@ -52,8 +52,10 @@ class Outcome(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The result of an entry: one outcome per commit, the deleted topics, and the ids of groups
-    whose members, assignments or positions changed."""
+    """The result of an entry: an outcome per commit, deleted topics, ids of changed groups.
+
+    A group changes if its members, assignments or positions do.
+    """
 
     outcomes: list[Outcome]
     deleted: list[Topic]
@@ -106,8 +108,7 @@ class IdempotencyRecords:
     def refusal(
         self, principal: str, placements: int, quota: Callable[[str, str], int | None]
     ) -> LogError | None:
-        """Return why a broker must not accept a request with a new key and so many placements, or
-        None."""
+        """Return why no broker may accept a new key with so many placements, or None."""
         needs = (
             self.needs(principal),
             Need(IDEMPOTENCY_PLACEMENTS, principal, placements, PLACEMENTS_MAX),

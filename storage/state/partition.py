@@ -141,8 +141,10 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         return batches.with_timestamp(self.append_ms)
 
     def records_of(self, whole: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the records of this tail chunk from the decoded chunk `whole`, with the timestamps
-        that readers get."""
+        """Return this tail chunk's records from the decoded chunk `whole`.
+
+        They have the timestamps that readers get.
+        """
         batch = whole.slice(self.first_row, self.count)
         return batch if self.append_ms < 0 else chunks.with_timestamp(batch, self.append_ms)
 
@@ -200,8 +202,11 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         return dropped
 
     def lose(self, base_offset: int, end_offset: int) -> int:
-        """Give up the records of [base_offset, end_offset) that are in the tail. Then the tail
-        does not name their objects any more. Return how many elements the tail has more."""
+        """Give up the records of [base_offset, end_offset) that are in the tail.
+
+        Then the tail does not name their objects any more. Return how many elements the tail has
+        more.
+        """
         tail: list[TailChunk] = []
         for chunk in self.tail:
             first, last = max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset)
@@ -221,8 +226,10 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         return more
 
     def is_gone(self, base_offset: int, end_offset: int) -> bool:
-        """Return whether each record of [base_offset, end_offset) is below the log start or lost,
-        so that readers get none of them."""
+        """Return whether readers get no record of [base_offset, end_offset).
+
+        Each of them is below the log start or lost.
+        """
         first = max(base_offset, self.log_start_offset)
         return sum(end - start for start, end in self.lost(first, end_offset)) >= end_offset - first
 

@@ -111,8 +111,7 @@ class _ProducerBatch(
 
 
 class ReservedIds(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
-    """The ids [first, end) that brokers reserved, the first of them at the elapsed time
-    `given_ms`."""
+    """The ids [first, end) that brokers reserved, the first at the elapsed time `given_ms`."""
 
     first: int
     end: int
@@ -158,8 +157,11 @@ class ProducersCheckpoint(msgspec.Struct, array_like=True, frozen=True, forbid_u
 
 
 class ProducerOwners(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """By principal: the ids that its `init` made, and the pairs of producer and partition to which
-    it wrote first. Ids and pairs of no principal are left out."""
+    """By principal: ids that its `init` made, and the producers' partitions that it began.
+
+    A pair of producer and partition belongs to the principal that wrote to it first. Ids and pairs
+    of no principal are left out.
+    """
 
     identities: dict[str, list[int]] = {}
     sequences: dict[str, list[Where]] = {}
@@ -259,8 +261,10 @@ class Producers:
         )
 
     def _given_ms(self, producer_id: int) -> int:
-        """Return the elapsed time when the log gave the id or its epoch, or -WINDOW_MS - 1 if this
-        is not known any more."""
+        """Return the elapsed time when the log gave the id or its epoch.
+
+        If this is not known any more, return -WINDOW_MS - 1.
+        """
         if (identity := self._identities.get(producer_id)) is not None:
             return identity.given_ms
         index = bisect_right(self.reserved, producer_id, key=lambda ids: ids.first) - 1
@@ -296,8 +300,7 @@ class Producers:
     # -- epochs
 
     def check_ids(self, action: InitProducer | ReserveProducers, level: int) -> LogError | None:
-        """Return why the producer cannot have another epoch, or why no ids can be reserved, or None
-        if this can be."""
+        """Return why the producer cannot have another epoch or ids cannot be reserved, or None."""
         if isinstance(action, ReserveProducers):
             if level < levels.KAFKA:
                 return InvalidRequest("ids are reserved from level 4 of the format on")
@@ -366,8 +369,10 @@ class Producers:
         return ProducerEpoch(first, 0)
 
     def rebase(self, draw: bytes) -> None:
-        """Count from a base that `draw` chooses, because the WAL continues from an older state, and
-        the numbers from `next_id` on may be ids of live producers. `draw` has 16 random bytes.
+        """Count from a base that `draw` chooses, 16 random bytes.
+
+        The WAL continues from an older state, so the numbers from `next_id` on may be ids of live
+        producers.
 
         An id that was given before is then an id of unknown age: its producer may continue with any
         sequence in the partitions that do not know it.

@@ -47,8 +47,7 @@ TAIL_CHUNKS = "tail_chunks"
 
 
 class _Words(NamedTuple):
-    """The words of a refusal: what is counted, how a client can lower the count, and when to
-    retry."""
+    """The words of a refusal: the things counted, how to lower the count, when to retry."""
 
     counted: str
     relief: str

@@ -22,8 +22,10 @@ omits the empty ones at the end."""
 
 
 class OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The owners of topics, groups and producers, and the idempotency records that belong to
-    principals, from level 3 on. `StateCheckpoint.keys` has the records without a principal."""
+    """The owners of topics, groups, producers and idempotency records, from level 3 on.
+
+    `StateCheckpoint.keys` has the idempotency records without a principal.
+    """
 
     topics: dict[str, topic_checks.PartitionsOf]
     groups: dict[str, str]

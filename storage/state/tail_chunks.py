@@ -108,10 +108,12 @@ class TailChunks:
         return self._shares.refusal(needs, quota)
 
     def crowded(self, fullness: float, quota: Callable[[str, str], int | None]) -> dict[str, float]:
-        """Return by owner from how many chunks on a topic must be sealed, if the owner has more
-        than this part of its share, or all owners together have more than this part of the bound.
-        It is half of the mean of the topics, so the topics with as many have at least half of the
-        chunks."""
+        """Return by owner from how many chunks on a topic must be sealed.
+
+        An owner is in the result if it has more than this part of its share, or all owners together
+        have more than this part of the bound. The number is half of the mean of the topics, so the
+        topics with as many have at least half of the chunks.
+        """
         shares = self._shares
         total = shares.total(TAIL_CHUNKS)
         if total <= fullness * rules.share_of(CHUNKS_MAX, None):

@@ -1,2 +1,1 @@
-"""Object stores: a folder, S3, memory; and what all of them need: retries, metering, a check at the
-start."""
+"""Object stores (a folder, S3, memory), and their retries, metering and check at the start."""

@@ -13,8 +13,11 @@ T = TypeVar("T")
 
 
 class OpenedStore:
-    """A store with a thread and event loop of its own, for callers that are not async or that run
-    inside another event loop. A context manager. Its calls block, and any thread may make them."""
+    """A store with a thread and event loop of its own; a context manager.
+
+    It is for callers that are not async or that run inside another event loop. Its calls block, and
+    any thread may make them.
+    """
 
     def __init__(self, url: str, s3: S3Options | None = None) -> None:
         self._loop = asyncio.new_event_loop()

@@ -480,8 +480,10 @@ class _Delta:
         return ManifestVersion(self.version, prefix, _files_of(self.table, prefix))
 
     def files_at(self, version: int, prefix: str, options: dict[str, str]) -> SegmentColumns | None:
-        """Return the files of a version, or None if deltalake cannot open it: its commits are gone,
-        or the store does not answer."""
+        """Return the files of a version, or None if deltalake cannot open it.
+
+        Then its commits are gone, or the store does not answer.
+        """
         try:
             table = deltalake.DeltaTable(self._uri, version=version, storage_options=options)
         except (DeltaError, OSError):

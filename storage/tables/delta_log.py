@@ -29,8 +29,10 @@ _COMMIT = re.compile(r"/(\d{20})\.json$")
 async def commits_to(
     store: ObjectStore, prefix: str, version: int, count: int
 ) -> list[TableCommit]:
-    """Return the commit of `version` and the commits before it, the newest first: `count` commits
-    at most, without version 0. If older commits were deleted, return fewer."""
+    """Return up to `count` commits: that of `version` and those before it, the newest first.
+
+    Version 0 is left out. If older commits were deleted, return fewer.
+    """
     commits: list[TableCommit] = []
     while version > 0 and len(commits) < count:
         key = f"{prefix}/_delta_log/{version:020d}.json"
@@ -45,8 +47,11 @@ async def commits_to(
 
 
 async def transactions_at(store: ObjectStore, prefix: str, version: int) -> dict[str, int] | None:
-    """Return all application transactions of a version, from the last checkpoint and the commits
-    after it. If the log has another form than deltalake writes, return None."""
+    """Return all application transactions of a version.
+
+    They are in the last checkpoint and the commits after it. If the log has another form than
+    deltalake writes, return None.
+    """
     log = f"{prefix}/_delta_log"
     transactions, first = dict[str, int](), 0
     try:

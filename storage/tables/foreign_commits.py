@@ -1,5 +1,6 @@
-"""Checks if a version of a topic's table is what the log put there (DESIGN 8, Tables in doubt), and
-finds the files that readers use if it is not.
+"""Checks if a version of a topic's table is what the log put there.
+
+Finds the files that readers use if it is not (DESIGN 8, Tables in doubt).
 
 Other programs may commit to a table, and a copy or a restore may contain a table from another
 moment than its WAL. So each maintenance task checks a loaded version before it uses that version.
@@ -149,9 +150,11 @@ async def confirmed(
     is_whole: Callable[[ManifestVersion], bool],
     is_foreign: Callable[[TableCommit], bool] = lambda commit: commit.is_foreign,
 ) -> ManifestVersion | None:
-    """Return the newest version as it would be without its newest foreign commits: the version
-    before these, with the log's own later commits. Omit as few foreign commits as `is_whole`
-    permits. If the table's log does not have such a version, return None."""
+    """Return the newest version as it would be without its newest foreign commits.
+
+    It is the version before these, with the log's own later commits. Omit as few foreign commits as
+    `is_whole` permits. If the table's log does not have such a version, return None.
+    """
     commits = await history.commits(HISTORY_MAX)
     for index, commit in enumerate(commits):
         if not is_foreign(commit):

@@ -38,8 +38,10 @@ NO_RESET: Mapping[str, int] = MappingProxyType({})
 
 
 class ManifestConflict(LogError):
-    """The refusal of a commit that does not fit the table any more, because another commit was
-    first. Nothing has changed: refresh and start again."""
+    """The refusal of a commit that does not fit the table, because another commit was first.
+
+    Nothing has changed: refresh and start again.
+    """
 
 
 def maintenance_app_id(partition: int) -> str:
@@ -95,8 +97,7 @@ class Table(Protocol):
         """Load the newest version."""
 
     async def transaction_version(self, app_id: str) -> int | None:
-        """Return the last version of an application's transaction, or None if it has no
-        transaction."""
+        """Return the last version of an application's transaction, or None without one."""
 
     async def transaction_versions(self, app_ids: Sequence[str]) -> Mapping[str, int | None]:
         """Return `transaction_version` of each application: thousands in a few requests."""
@@ -277,8 +278,10 @@ class SegmentColumns(NamedTuple):
         return SegmentColumns(self.path.take(order), *(array[order] for array in self[1:]))
 
     def of_offsets(self, start: int, end: int) -> "SegmentColumns":
-        """Return the segments that hold offsets of [start, end). `self` has the segments of one
-        partition, sorted."""
+        """Return the segments that hold offsets of [start, end).
+
+        `self` has the segments of one partition, sorted.
+        """
         first = int(np.searchsorted(self.end_offset, start, side="right"))
         last = int(np.searchsorted(self.base_offset, end, side="left"))
         return self.between(first, max(last, first))
@@ -422,8 +425,10 @@ class ManifestVersion:
         return not self._is_wrong[first:end].any()
 
     def fault(self) -> str | None:
-        """Return a text about the first file that is no segment or overlaps, else about the first
-        hole. If there is neither, return None."""
+        """Return a text about the first file that is no segment or overlaps.
+
+        Else return one about the first hole, or None.
+        """
         if self._is_wrong.any():
             return self._wrong(int(np.argmax(self._is_wrong)))
         if self._is_hole.any():
@@ -481,8 +486,7 @@ def check_transactions(
     transactions: Mapping[str, int],
     versions: Mapping[str, int | None],
 ) -> None:
-    """Raise ManifestConflict if the commit does not fit a table whose transactions have these
-    `versions`."""
+    """Raise ManifestConflict unless the commit fits a table with these transaction `versions`."""
     assert transactions, "a commit without a transaction could be applied twice"
     ranges: dict[str, list[tuple[int, int]]] = {}
     for file in files:

@@ -1,6 +1,6 @@
-"""Small entries that peers announced: their headers (AnnouncedEntries) and chunks
-(AnnouncedChunks). If an announcement ends a long poll, the broker answers the poll from these
-chunks, without a GET.
+"""Small entries that peers announced: headers (AnnouncedEntries), chunks (AnnouncedChunks).
+
+If an announcement ends a long poll, the broker answers the poll from these chunks, without a GET.
 
 Pure, with bounded memory (I10). `get` verifies the bytes by the chunk's checksum in the WAL. If the
 bytes do not match, the caller reads the store.
@@ -68,8 +68,7 @@ class AnnouncedEntries:
             self._headers[seq] = header if len(header) <= ANNOUNCED_ENTRY_BYTES_MAX else b""
 
     def pop_next(self, seq: int, entry_hash: bytes) -> DecodedEntry | None:
-        """Remove and return entry `seq` + 1, if it was announced and names `entry_hash` as the hash
-        of entry `seq`."""
+        """Remove and return entry `seq` + 1, if it names `entry_hash` as the hash of `seq`."""
         for past in [past for past in self._headers if past <= seq]:
             del self._headers[past]
         header = self._headers.get(seq + 1)

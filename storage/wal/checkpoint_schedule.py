@@ -20,9 +20,11 @@ class CheckpointSchedule:
     def __init__(
         self, objects: WalObjects, *, entries_least: int, entries_max: int, interval_s: float
     ) -> None:
-        """A checkpoint is due when `entries_least` entries and `interval_s` seconds have passed
-        since the last checkpoint, if this broker has committed since then. After `entries_max`
-        entries a checkpoint is due in any case."""
+        """A checkpoint is due after `entries_least` entries and `interval_s` seconds.
+
+        Both count from the last checkpoint, if this broker has committed since then. After
+        `entries_max` entries a checkpoint is due in any case.
+        """
         self._objects = objects
         self._entries_least = entries_least
         self._entries_max = entries_max
@@ -62,8 +64,7 @@ class CheckpointSchedule:
             self._writing = asyncio.create_task(self._write(write))
 
     async def write_last(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
-        """Wait for the checkpoint that is being written, do what `write_now` does, and wait
-        again."""
+        """Wait for the checkpoint that is being written, do as `write_now`, and wait again."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
         self.write_now(seq, write)

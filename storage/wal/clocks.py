@@ -1,5 +1,6 @@
-"""The age of a view by two clocks, the machine's boot clock and the store's; and wall time that the
-store's clock bounds.
+"""The age of a view by two clocks, and wall time that the store's clock bounds.
+
+The two clocks are the machine's boot clock and the store's.
 
 The boot clock may stop while a host pauses the machine. The store's clock has a resolution of a
 second, and is not known before the store's first answer. So a view's age is the longer of the two
@@ -29,8 +30,7 @@ the store is slow: then the caller gets the error."""
 
 
 class Moment(NamedTuple):
-    """A moment by two clocks: the machine's boot clock, and the store's in its last answer (0: none
-    yet)."""
+    """A moment by the machine's boot clock, and by the store's in its last answer (0: none yet)."""
 
     boot_s: float
     store_ms: int

@@ -60,8 +60,7 @@ class CopyFence:
             self.fence(state.seq)
 
     def fence(self, seq: int) -> None:
-        """Stop new commits of this process, because a copy of it wrote entry `seq` or an earlier
-        entry."""
+        """Stop new commits of this process: its copy wrote entry `seq` or an earlier entry."""
         if self._fence is None:
             self._fence = Fenced(self.writer, seq)
             log.error("%s", self._fence)

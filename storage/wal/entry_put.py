@@ -101,10 +101,12 @@ class EntryPut:
             await asyncio.sleep(1.0)
 
     def _outcome_lost(self, key: str) -> CommitUnknown:
-        """Expire the view; return the error for entry `key`, which was collected before this
-        process read it back. The process was suspended longer than the WAL retention, an hour or
-        more, and no client waits that long. A request with acks=1 may be committed again, because
-        it has a hot mark, which `apply` accepts once."""
+        """Expire the view; return the error for entry `key`, collected before it was read back.
+
+        The process was suspended longer than the WAL retention, an hour or more, and no client
+        waits that long. A request with acks=1 may be committed again, because it has a hot mark,
+        which `apply` accepts once.
+        """
         self._freshness.expire()
         return CommitUnknown(f"{key} was deleted before it was read back: commit outcome unknown")
 

@@ -182,9 +182,11 @@ class WalObjects:
         return decoded
 
     async def strays(self, numbers: Sequence[int]) -> list[int]:
-        """Return the strays among these ascending WAL numbers, of which the first must be in the
-        chain. A stray is an object far beyond the chain that no process wrote as an entry. Strays
-        are always the last numbers."""
+        """Return the strays among ascending WAL numbers, of which the first must be in the chain.
+
+        A stray is an object far beyond the chain that no process wrote as an entry. Strays are
+        always the last numbers.
+        """
         gaps = [
             index
             for index in range(1, len(numbers))

@@ -1,5 +1,7 @@
-"""The step after a commit that puts its records into the tail cache, because most reads are of the
-newest records."""
+"""The step after a commit that puts its records into the tail cache.
+
+Most reads are of the newest records.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple

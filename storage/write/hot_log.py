@@ -263,8 +263,10 @@ class HotLog:
         return await asyncio.get_running_loop().run_in_executor(self._thread, discard, [kept_file])
 
     def committed(self, marks: Sequence[HotMark]) -> None:
-        """Delete the full files that have no mark above the newest of `marks`, because all their
-        requests are committed."""
+        """Delete the full files that have no mark above the newest of `marks`.
+
+        All their requests are committed.
+        """
         newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
         self.is_marked = self.is_marked or newest >= 0
         while self._full and self._full[0].last <= newest:
@@ -318,8 +320,10 @@ def _message(rows: Rows | pa.RecordBatch) -> bytes:
 
 
 def _take_back(file: _LogFile, error: BaseException) -> NoReturn:
-    """Cut off the frames whose write failed, because a recovery must not commit requests whose
-    callers got an error."""
+    """Cut off the frames whose write failed.
+
+    Their callers got an error, so a recovery must not commit them.
+    """
     try:
         os.ftruncate(file.fd, file.size)
         os.lseek(file.fd, file.size, os.SEEK_SET)

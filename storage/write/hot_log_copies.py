@@ -98,9 +98,11 @@ class _Search:
         self._lowest: dict[str, int] = {}
 
     def claims(self, wal: WalView) -> Draft | None:
-        """Return the claims: commits that use up all marks of the logs, so that no copy can commit
-        with these marks later. If all logs are claimed already, return None. Call this when all
-        entries before the claims are applied."""
+        """Return the claims: commits that use up all marks of the logs.
+
+        So no copy can commit with these marks later. If all logs are claimed already, return None.
+        Call this when all entries before the claims are applied.
+        """
         made: list[Commit] = []
         for log_id in sorted(self.logs):
             newest = wal.state.hot_logs.get(log_id, -1)

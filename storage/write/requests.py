@@ -97,9 +97,11 @@ def part_rows(
 def check_timestamps(
     topic: str, rows: Rows | pa.RecordBatch | Batch, config: TopicConfig, now_ms: int
 ) -> None:
-    """Raise InvalidTimestamp for the first record whose timestamp is too far from `now_ms`, as
-    Kafka does. If the topic has LogAppendTime, check nothing, because its records get the time of
-    their entry."""
+    """Raise InvalidTimestamp for the first record whose timestamp is too far from `now_ms`.
+
+    Kafka does the same. If the topic has LogAppendTime, check nothing, because its records get the
+    time of their entry.
+    """
     if config.is_log_append_time:
         return
     low = now_ms - config.message_timestamp_before_max_ms

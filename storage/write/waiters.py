@@ -30,8 +30,7 @@ class Waiters:
     """Requests without an answer. Owned by one event loop."""
 
     def __init__(self, answer_timeout_s: float, state: Callable[[], ClusterState]) -> None:
-        """`state` returns the cluster state, which gives the owner of a principal's idempotency
-        keys."""
+        """`state` returns the cluster state, which has the owner of idempotency keys."""
         self._answer_timeout_s = answer_timeout_s
         self._state = state
         self._waiters: dict[AppendRequest, Waiter] = {}
