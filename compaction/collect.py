@@ -148,15 +148,17 @@ async def _holds(cluster: MaintenanceSession) -> list[Hold]:
 
 
 async def copied_base(cluster: MaintenanceSession) -> ClusterState | None:
-    """Return the checkpoint after which a copy of the WAL begins, or None if the copy has the whole
-    WAL. A collection that begins now has the same base, and keeps all entries after it. Raises
+    """Return the checkpoint after which a copy of the WAL begins, or None for the whole WAL.
+
+    A collection that begins now has the same base, and keeps all entries after it. Raises
     Unavailable.
 
     If the WAL retention was raised, all checkpoints may be younger than the new retention, although
     earlier collections have deleted entries. Then return the second-newest checkpoint that
     verifies, because no collection has deleted entries after it. A restored cluster has only one
     checkpoint, to which no entries lead, even if it is the one after entry 1. Then return this
-    checkpoint."""
+    checkpoint.
+    """
     grace = Grace().obeying(cluster.state.bounds.now)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     now_ms = await cluster.store_now_ms()
@@ -182,8 +184,10 @@ async def _is_whole(cluster: MaintenanceSession) -> bool:
 async def _base(
     cluster: MaintenanceSession, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
 ) -> ClusterState | None:
-    """Return the newest checkpoint that verifies, is at least as old as the grace, and has a newer
-    checkpoint that verifies. If there is none, return None."""
+    """Return the newest checkpoint that verifies and is as old as the grace, or None.
+
+    A newer checkpoint must verify, too.
+    """
     is_newer_verified = False
     for info in reversed(checkpoints):
         if object_keys.seq_of(info.key) is None:
@@ -267,8 +271,10 @@ class _GarbageSearch:
                 self.take(garbage.of_unknown(infos, self.now_ms, self._grace), infos)
 
     async def _table(self, topic: Topic, infos: Sequence[ObjectInfo]) -> None:
-        """Take as garbage the files that neither the newest version nor a version younger than the
-        grace names. A table in doubt is not reliable, so no file of its topic is garbage."""
+        """Take as garbage the files that no version younger than the grace names, nor the newest.
+
+        A table in doubt is not reliable, so no file of its topic is garbage.
+        """
         removals: list[Removal] = []
         logs: list[Garbage] = []
         try:

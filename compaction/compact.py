@@ -123,8 +123,10 @@ class _Compaction:
     is_forced: bool
 
     async def check(self, topic: Topic) -> None:
-        """Raise TableInDoubt if the topic's table is in doubt, because a rewrite would make a loss
-        look like a compaction."""
+        """Raise TableInDoubt if the topic's table is in doubt.
+
+        A rewrite would make a loss look like a compaction.
+        """
         self.cluster.skipped.pop(topic.name, None)
         await self.cluster.checked_table(topic)
 

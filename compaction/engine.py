@@ -1,6 +1,7 @@
-"""`Engine`, the interface of the engines that run rewrites; `InProcess`, the engine in this
-process; `write_and_commit`, which runs an engine and commits the segments that it wrote.
-compaction/spark_engine.py has the other engine.
+"""`Engine`, the interface of engines that run rewrites; `InProcess`; `write_and_commit`.
+
+`InProcess` is the engine in this process; compaction/spark_engine.py has the other.
+`write_and_commit` runs an engine and commits the segments that it wrote.
 
 An engine reads segments and writes segments. compaction/compact.py and compaction/retention.py make
 the plans, and `write_and_commit` commits the result. So engines differ only in speed.
@@ -187,10 +188,11 @@ async def write_and_commit(
     data_change: bool,
     on_rows: OnRows = lambda _: None,
 ) -> list[SegmentFile] | None:
-    """Write the segments of the tasks, commit them to the table in place of their inputs, and
-    return them. If another run committed first, return None. `basis` are the segments from which
-    the plan was made. As long as the table names all of them, the run commits, even if the lock has
-    changed. The commit also contains `transactions`.
+    """Write the segments of the tasks, commit them in place of their inputs, and return them.
+
+    If another run committed first, return None. `basis` are the segments from which the plan was
+    made. As long as the table names all of them, the run commits, even if the lock has changed. The
+    commit also contains `transactions`.
 
     Raises Corrupt, Unavailable, CommitUnknown.
     """
@@ -228,10 +230,12 @@ async def _check_there(
     added: Sequence[SegmentFile],
     lock: int,
 ) -> None:
-    """Check that the added files exist, because collection may have deleted them while the process
-    was suspended. If a file is gone, put the inputs back into the table. They still exist, because
-    their grace began only at the commit. `lock` is the version of the maintenance lock for this
-    change."""
+    """Check that the added files exist, or put the inputs back into the table.
+
+    Collection may have deleted the files while the process was suspended. The inputs still exist,
+    because their grace began only at the commit. `lock` is the version of the maintenance lock for
+    this change.
+    """
     try:
         for file in added:
             await cluster.store.get_range(f"{work.topic.prefix}/{file.path}", 0, 1)

@@ -20,8 +20,10 @@ from tidelog.storage.tables.manifest import SegmentColumns
 
 
 class Expiry(NamedTuple):
-    """Records of one partition, [start, end), their number and their bytes in storage. Key
-    compaction may have removed records of the range."""
+    """Records of one partition, [start, end), their number and their bytes in storage.
+
+    Key compaction may have removed records of the range.
+    """
 
     partition: int
     start: int
@@ -82,8 +84,7 @@ def _expiry(
 def _expired_end(
     columns: SegmentColumns, partition: Partition, config: TopicConfig, now_ms: int
 ) -> int:
-    """Return the end of the records whose limit is passed, in the tail as if each of its chunks was
-    a segment."""
+    """Return the end of the records whose limit is passed; a chunk of the tail is a segment."""
     cut = retention(columns, partition, config, now_ms)
     end = partition.log_start_offset if cut is None else cut.log_start_offset
     if end < partition.sealed_end or "delete" not in config.cleanup_policy:

@@ -94,9 +94,11 @@ def of_wal(
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Find entries that the base covers, also entries that a suspended process created again after
-    collection. The newest listed entry is never garbage, because a process that loads the WAL finds
-    the end of the WAL by this entry."""
+    """Find entries that the base covers, also those that a suspended process wrote again.
+
+    It did so after collection. The newest listed entry is never garbage, because a process that
+    loads the WAL finds the end of the WAL by this entry.
+    """
     covered = (info for info in _up_to(base.seq, infos[:-1]) if info.key not in live)
     return _old(covered, "sealed", now_ms, grace.wal_ms)
 
@@ -115,10 +117,12 @@ def of_data(
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Find flushed objects that no tail names, if the time in the object's key is before the base's
-    elapsed time. The base covers each entry that may be the first to name such an object (FORMAT
-    rule 8). If the PUT of such an entry is still under way, this PUT fails, because another entry
-    has the number."""
+    """Find flushed objects that no tail names, whose keys have times before the base's time.
+
+    The base's time is elapsed time. The base covers each entry that may be the first to name such
+    an object (FORMAT rule 8). If the PUT of such an entry is still under way, this PUT fails,
+    because another entry has the number.
+    """
 
     def is_over(info: ObjectInfo) -> bool:
         not_after_ms = object_keys.data_not_after_ms(info.key)
@@ -177,10 +181,12 @@ def unnamed(
 def of_log(
     infos: Sequence[ObjectInfo], now_ms: int, retention_ms: int
 ) -> tuple[int, list[Garbage]]:
-    """Return the version of the checkpoint that begins the kept part of a table's log, and the
-    commits and checkpoints before it that are garbage. Each version that was the newest at some
-    time within the retention can be loaded from the kept part. The caller must check that the
-    checkpoint can be read. Other files of the log stay."""
+    """Return the checkpoint that begins the kept part of a table's log, and the garbage before.
+
+    The garbage is commits and checkpoints before this version. Each version that was the newest at
+    some time within the retention can be loaded from the kept part. The caller must check that the
+    checkpoint can be read. Other files of the log stay.
+    """
     ages = {
         number: now_ms - info.modified_ms
         for info in infos

@@ -61,8 +61,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class TooManyKeys(Exception):
-    """The keys exceed the memory limit: the caller starts again with more shares, or takes the
-    ranks."""
+    """The keys exceed the memory limit: the caller takes more shares, or the ranks."""
 
 
 class Kept(NamedTuple):
@@ -73,9 +72,11 @@ class Kept(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Content of a block: its newest offset; records with a key of the share, sorted by bucket
-    (`ends` are the ends of the buckets); offsets of records without a key; offsets of expired
-    tombstones."""
+    """Content of a block.
+
+    Its newest offset; records with a key of the share, sorted by bucket (`ends` are the ends of the
+    buckets); offsets of records without a key; offsets of expired tombstones.
+    """
 
     newest: int
     keyed: pa.RecordBatch

@@ -113,8 +113,10 @@ def _merges(columns: SegmentColumns, first: int, last: int, target_bytes: int) -
 
 
 def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:
-    """Yield the longest range [x, end) that has at least twice the size of its largest segment, if
-    any. Smaller merges would rewrite the same records after every few new records."""
+    """Yield the longest range [x, end) at least twice as large as its largest segment, if any.
+
+    Smaller merges would rewrite the same records after every few new records.
+    """
     while end - start >= MERGE_FILES_MIN:
         largest = start + int(np.argmax(sizes[start:end]))
         if int(sizes[largest]) * 2 <= int(sizes[start:end].sum()):
@@ -124,8 +126,10 @@ def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:
 
 
 class Cleanable(NamedTuple):
-    """Positions [first, last) of the segments that key compaction may process. The segments from
-    `dirty` on were never compacted."""
+    """Positions [first, last) of the segments that key compaction may process.
+
+    The segments from `dirty` on were never compacted.
+    """
 
     first: int
     dirty: int
@@ -133,8 +137,7 @@ class Cleanable(NamedTuple):
     dirty_ratio: float
 
     def is_due(self, config: TopicConfig) -> bool:
-        """Return whether key compaction is due: as in Kafka's cleaner, if the dirty ratio is
-        greater than `min.cleanable.dirty.ratio`."""
+        """Return if the dirty ratio is greater than `min.cleanable.dirty.ratio`, as in Kafka."""
         is_dirty = self.dirty_ratio > config.min_cleanable_dirty_ratio
         return "compact" in config.cleanup_policy and is_dirty
 
@@ -146,8 +149,10 @@ def cleanable(
     clean_end: int,
     now_ms: int,
 ) -> Cleanable:
-    """Find the segments from the log start up to the first one with a record younger than
-    `min.compaction.lag.ms`."""
+    """Find the segments before the first one with a record too young to be compacted.
+
+    They begin at the log start; `min.compaction.lag.ms` is the age.
+    """
     first = int(np.searchsorted(columns.end_offset, partition.log_start_offset, side="right"))
     last = int(np.searchsorted(columns.end_offset, partition.sealed_end, side="right"))
     if config.min_compaction_lag_ms > 0:

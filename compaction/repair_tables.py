@@ -1,5 +1,4 @@
-"""Repair of tables in doubt (DESIGN 8): propose a way for each table, and repair the table on
-request.
+"""Repair of tables in doubt (DESIGN 8): a proposal for each table, and its repair on request.
 
 - *restore*: the table gets the files that the log's own commits made, without files of other
   programs and without seals of another WAL. No acknowledged record is lost. A restore needs the
@@ -55,9 +54,10 @@ NONE = "none"
 
 
 class Repair(NamedTuple):
-    """The repair of one topic: why its table is in doubt, and what the repair does, or why no
-    repair is possible. `lost` has the partition, offset and end offset of records that no longer
-    exist."""
+    """The repair of one topic: why its table is in doubt, and the way out, or why there is none.
+
+    `lost` has the partition, offset and end offset of records that no longer exist.
+    """
 
     topic: str
     version: int
@@ -109,9 +109,11 @@ async def repair(
 
 
 async def undo_rearrangement(cluster: MaintenanceSession, topic: Topic) -> bool:
-    """Restore a table if another program only moved rows to other files, as OPTIMIZE does, and that
-    program's commits say so. Return whether the table was restored. Raises the errors of
-    `repair`."""
+    """Restore a table if another program only moved rows to other files, as OPTIMIZE does.
+
+    That program's commits must say so. Return whether the table was restored. Raises the errors of
+    `repair`.
+    """
     table = await cluster.table(topic)
     newest = await table.newest()
     foreign = [commit for commit in await table.commits(HISTORY_MAX) if commit.is_foreign]
@@ -338,8 +340,7 @@ def _is_whole(
 
 
 class _Adoption:
-    """The adoption of one table: segments with all rows of its newest version, from files of any
-    program."""
+    """The adoption of one table: segments with all rows of its newest version, of any program."""
 
     def __init__(self, cluster: MaintenanceSession, topic: Topic, newest: ManifestVersion) -> None:
         self._cluster = cluster
@@ -454,8 +455,11 @@ def _runs(rows: pa.Table, own: Sequence[SegmentFile]) -> "Iterator[tuple[int, pa
 
 
 def _holes(piece: _Piece, base: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of [base, end) that a piece does not have. A segment counts as having all
-    offsets of the range in its name, because key compaction may have removed records."""
+    """Yield the ranges of [base, end) that a piece does not have.
+
+    A segment counts as having all offsets of the range in its name, because key compaction may have
+    removed records.
+    """
     if isinstance(piece, SegmentFile):
         spans = [(piece.base_offset, piece.end_offset)]
     else:
@@ -475,8 +479,7 @@ async def _pass_over(
     lost: Sequence[tuple[int, int, int]],
     newest: ManifestVersion,
 ) -> None:
-    """If the table has no file of a partition, move that partition's log start past its lost
-    records."""
+    """Move the log start of a partition without files past its lost records."""
     spans = newest.spans()
     await cluster.commit(
         [

@@ -43,8 +43,9 @@ DELETED = "delete-records"
 
 
 class Retained(NamedTuple):
-    """One partition: its old (`was`) and new log start, and the segments, rows and bytes that leave
-    its table.
+    """One partition: its old (`was`) and new log start, and the segments and rows that leave.
+
+    `size` is their bytes; all leave the partition's table.
 
     `why` names the configs whose limit was passed, or the command that moved the log start.
     `rewritten` is the size in bytes of the segment that the log start cuts; 0 if the log start cuts

@@ -140,8 +140,10 @@ async def pump(
 
 
 class _RowLine(Generic[T]):
-    """Pipeline of DECODERS threads that decode blocks and one thread that consumes the results in
-    order. Threads pass results directly; the event loop only bounds the queue."""
+    """Pipeline of DECODERS threads that decode blocks and one that consumes them in order.
+
+    Threads pass results directly; the event loop only bounds the queue.
+    """
 
     def __init__(self, decoded: Callable[[FetchedGroups], T], consume: Callable[[T], None]) -> None:
         self._decoded = decoded

@@ -73,10 +73,12 @@ def ranges(
     lost_end: int = 0,
 ) -> Iterator[str]:
     """Check that the segments hold [log_start_offset, sealed_end), each offset once (I7).
+
     `sealed_to` is the offset up to which the table was sealed, as the table's transactions say.
     Compaction removed rows only below `clean_end`. A seal leaves out lost records, so segments that
     begin below `lost_end` may have fewer rows than offsets. A seal also leaves out damaged records
-    below the log start."""
+    below the log start.
+    """
     start, end = columns.base_offset, columns.end_offset
     if sealed_to < partition.sealed_end:
         yield f"the WAL is sealed to {partition.sealed_end}, the table only to {sealed_to}"

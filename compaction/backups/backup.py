@@ -97,8 +97,10 @@ Progress = Callable[[int], None]
 
 
 class BackedUp(NamedTuple):
-    """A complete backup: its manifest, the number and bytes of objects that this run copied, and
-    the old backups that this run removed. If old backups are left, `prune_problem` says why."""
+    """A complete backup, with the objects that this run copied and the old backups it removed.
+
+    If old backups are left, `prune_problem` says why.
+    """
 
     manifest: BackupManifest
     copied_objects: int
@@ -324,9 +326,10 @@ class _Copy:
         )
 
     def _check_cluster(self, cluster_id: str) -> None:
-        """Raise InvalidRequest if the place has backups of another cluster, whose id is
-        `cluster_id`. A restored cluster is another one: its entry 9 may differ from the old
-        cluster's entry 9."""
+        """Raise InvalidRequest if the place has backups of another cluster, `cluster_id`.
+
+        A restored cluster is another one: its entry 9 may differ from the old cluster's entry 9.
+        """
         own = self.cluster.wal.cluster.cluster_id
         if cluster_id != own:
             raise InvalidRequest(
@@ -431,8 +434,10 @@ class _Copy:
         return BackupTable(topic.prefix, version.version, oldest)
 
     async def _version(self, topic: Topic, loaded: ManifestVersion | None) -> ManifestVersion:
-        """Return the oldest version, from the loaded version on, that is not in doubt at the moment
-        M and has each seal before M. Raises Corrupt if there is none."""
+        """Return the oldest version from the loaded one on that is one of the moment M.
+
+        It is not in doubt at M and has each seal before M. Raises Corrupt if there is none.
+        """
         why = "it has no version"
         if loaded is not None:
             why = await self._fault(topic, loaded)

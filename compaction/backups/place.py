@@ -43,9 +43,11 @@ class BackupObject(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class BackupTable(msgspec.Struct, array_like=True, frozen=True):
-    """The table of a topic: its version at the moment of the backup, and the oldest version that
-    can be loaded from its copied log. If the table is in doubt or damaged, `doubt` says why, and
-    all of the topic's objects are in the backup as they are."""
+    """The table of a topic: its version at the moment of the backup, and the oldest one in it.
+
+    The oldest version can be loaded from its copied log. If the table is in doubt or damaged,
+    `doubt` says why, and all of the topic's objects are in the backup as they are.
+    """
 
     prefix: str
     version: int

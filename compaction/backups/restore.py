@@ -1,5 +1,4 @@
-"""Restore of a backup: make a new cluster, in an empty store, from the old cluster's state after
-one of its entries.
+"""Restore of a backup: a new cluster, in an empty store, from the state after an entry.
 
 The restore applies the copied WAL up to that entry. The new cluster gets a checkpoint of the state,
 the entry itself, the objects that the tails name, and the tables. Each object is verified.
@@ -51,9 +50,10 @@ Progress = Callable[[int], None]
 
 
 class Restored(NamedTuple):
-    """A new cluster: its id, the number and time of its newest entry, and the number and bytes of
-    copied objects. `doubts` says why tables are in doubt or damaged; these tables were copied as
-    they are."""
+    """A new cluster: its id, its newest entry's number and time, and the objects copied.
+
+    `doubts` says why tables are in doubt or damaged; these tables were copied as they are.
+    """
 
     cluster_id: str
     seq: int
