@@ -84,8 +84,10 @@ class BrokerProcess:
 
     @property
     def place(self) -> Sequence[str]:
-        """Return the words before the command: a wrapper that keeps the process id, such as
-        `ip netns exec NAME`."""
+        """Return a wrapper before the command, such as `ip netns exec NAME`.
+
+        It must keep the process id.
+        """
         return ()
 
     @property

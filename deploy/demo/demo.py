@@ -284,8 +284,10 @@ def rest_checks(events: Sequence[Event], result: ThroughBroker) -> list[CheckRes
 
 
 class Production:
-    """Several producers, each with its share of the keys and one request in flight, so that retries
-    keep the order of the events of a key."""
+    """Several producers, each with its share of the keys and one request in flight.
+
+    So retries keep the order of the events of a key.
+    """
 
     def __init__(self, client: Connection, show: Callable[[int], None]) -> None:
         self.acked: dict[int, Place] = {}

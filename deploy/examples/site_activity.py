@@ -29,8 +29,10 @@ COUNTS = """
 
 
 def produce(servers: str, lines: Iterable[str]) -> None:
-    """Send a record for each line: the key is the user, the value the page, the time that of the
-    view. A line that is no request is named on stderr and left out."""
+    """Send a record for each line: the user is the key, the page the value, with its time.
+
+    A line that is no request is named on stderr and left out.
+    """
     waiting: collections.deque[concurrent.futures.Future[Delivered]] = collections.deque()
     with Producer(servers) as producer:
         for number, line in enumerate(lines, 1):

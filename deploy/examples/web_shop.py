@@ -46,9 +46,11 @@ def order(shop: sqlite3.Connection, customer: str, pieces: int, item: str) -> No
 
 
 def next_batch(shop: sqlite3.Connection) -> str | None:
-    """Return the name of the batch to send, which is the id of its first message: the batch that
-    was under way before a crash, else a new one. A batch is stored before it is sent, so a
-    repetition has the same messages."""
+    """Return the name of the batch to send, which is the id of its first message.
+
+    It is the batch that was under way before a crash, else a new one. A batch is stored before it
+    is sent, so a repetition has the same messages.
+    """
     with shop:
         shop.execute("BEGIN IMMEDIATE")
         row = shop.execute("SELECT id, batch, tried_s FROM outbox ORDER BY number").fetchone()

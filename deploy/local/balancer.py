@@ -43,8 +43,10 @@ class Program(NamedTuple):
 
 
 def installed_balancer(*names: str) -> Program | None:
-    """Return one of these balancers (default: any): that of the distribution, else nginx from its
-    wheel, else None."""
+    """Return one of these balancers (default: any), the distribution's first, or None.
+
+    The next choice is nginx from its wheel.
+    """
     # Debian installs them into folders that only root's PATH has.
     places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
     names = names or tuple(ARGUMENTS)
@@ -74,8 +76,11 @@ def servers(name: str, targets: Sequence[str]) -> list[str]:
 
 
 def compose_config() -> str:
-    """Return the nginx configuration of docker-compose.yml. nginx resolves the names of the brokers
-    every 5 s with Docker's resolver, because a recreated container has a new address."""
+    """Return the nginx configuration of docker-compose.yml.
+
+    nginx resolves the names of the brokers every 5 s with Docker's resolver, because a recreated
+    container has a new address.
+    """
     lines = [line.replace(";", " resolve;") for line in servers("nginx", COMPOSE_BROKERS)]
     dns = ["zone tidelog 64k;", "resolver 127.0.0.11 valid=5s ipv6=off;"]
     config = filled("nginx", "0.0.0.0:8080", "/tmp", [*dns, *lines])
