@@ -158,9 +158,11 @@ class MemoryPool:
         self._is_waking = False
 
     def _wakes_soon(self) -> bool:
-        """Begin a round in the next iteration of the event loop, and return True; False without an
-        event loop. A taker that has just taken bytes has not noted it: if it were woken by another
-        pool within its call, it would take the bytes for the same frame again."""
+        """Begin a round in the next iteration of the event loop; False without an event loop.
+
+        A taker that has just taken bytes has not noted it: if it were woken by another pool within
+        its call, it would take the bytes for the same frame again.
+        """
         with suppress(RuntimeError):
             asyncio.get_running_loop().call_soon(self._wake_again)
             self._is_waking = True

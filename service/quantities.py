@@ -50,8 +50,10 @@ def size(count: int) -> str:
 
 
 def rounded(seconds: float) -> str:
-    """Return a duration as text for people, in its two largest units and rounded down: `3 d 4 h`,
-    `12 min`, `8 s`."""
+    """Return a duration for people: its two largest units, rounded down.
+
+    For example `3 d 4 h`, `12 min`, `8 s`.
+    """
     whole = int(seconds)
     for length, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
         if whole >= length:
@@ -61,9 +63,11 @@ def rounded(seconds: float) -> str:
 
 
 def with_unit(name: str, text: str) -> str:
-    """Return the text of a value as a number if the value's name says that it is a duration in ms
-    or a size in bytes, as `retention.ms` and `segment.bytes` do. Other texts are unchanged, as are
-    numbers. Raises ValueError."""
+    """Return the text of a duration (ms) or a size (bytes) as a number, others unchanged.
+
+    The value's name says what it is, as `retention.ms` and `segment.bytes` do. Numbers are
+    unchanged, too. Raises ValueError.
+    """
     if re.fullmatch(r"[+-]?[0-9]+", text):
         return text
     parse = parser_of(name)

@@ -20,8 +20,10 @@ def main() -> int:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that the caller has closed: stdin is empty, a write to stdout fails
-    with one line, and what is said on stderr is dropped."""
+    """Open the standard streams that the caller has closed.
+
+    stdin is empty, a write to stdout fails with one line, and text for stderr is dropped.
+    """
     streams = (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY))
     for number, (name, flags) in enumerate(streams):
         if getattr(sys, name) is None:

@@ -77,8 +77,11 @@ class ClientCommand(NamedTuple):
     as_json: JsonOption = False
 
     def connection(self, retry_s: float = 0.0) -> Connection:
-        """Return a connection to `--server` with the key of `--key-file` and the CAs of
-        `--ca-file`. Raises BadSettings, BadUsage."""
+        """Return a connection with the options of this command.
+
+        These are `--server`, the key of `--key-file` and the CAs of `--ca-file`. Raises
+        BadSettings, BadUsage.
+        """
         options: GlobalOptions = self.ctx.obj
         key = client_key(options.key_file)
         ca_file = options.ca_file or client_ca_file()

@@ -1,5 +1,4 @@
-"""`tidelog compact` and `tidelog compactions`: a compaction in this process, on Spark, or by a
-broker.
+"""`tidelog compact` and `tidelog compactions`: compaction here, on Spark, or by a broker.
 
 Spark is imported and started only if it does the compaction. With `--engine auto`, the compaction
 runs in this process if Spark is not installed or does not start. If a broker does the work, the

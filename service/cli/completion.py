@@ -1,5 +1,6 @@
-"""Names of topics and groups as arguments, and their completion in a shell, from the broker that
-the command line names.
+"""Names of topics and groups as arguments, and their completion in a shell.
+
+The names come from the broker that the command line names.
 
 `tidelog --install-completion` sets it up. A broker that does not answer soon gives no names, and no
 error, because a shell would print the error into the command line.

@@ -1,5 +1,6 @@
-"""`tidelog consume`: the records of partitions, each from a start offset to an end offset, or, with
---group, of a member of a consumer group.
+"""`tidelog consume`: the records of partitions or, with --group, of a member of a group.
+
+Each partition is read from a start offset to an end offset.
 
 Reads of partitions are stateless, so the client repeats a failed request from the same offset, on
 any broker.
@@ -281,8 +282,7 @@ def consume(
 
 
 class Consuming:
-    """State of one run: the connection, the count of printed records, and the ranges of partitions
-    that are not at their end."""
+    """State of one run: connection, count of printed records, ranges of unfinished partitions."""
 
     def __init__(
         self, connection: Connection, topic: str, options: ConsumeOptions, form: LineForm

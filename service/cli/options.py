@@ -71,8 +71,7 @@ class Commands(typer.Typer):
 
 
 def with_options_of_fields(function: CommandFunction) -> CommandFunction:
-    """Return a function with a parameter for each field of those parameters of `function` whose
-    type is a NamedTuple."""
+    """Return a function with a parameter for each field of a parameter that is a NamedTuple."""
     signature = inspect.signature(function)
     tuples = {
         parameter.name: parameter.annotation

@@ -238,8 +238,10 @@ def _at_least(low: int, parse: Callable[[str], int], unit: str) -> Callable[[str
 
 
 def configs_with_units(configs: dict[str, str]) -> dict[str, str]:
-    """Return configs whose durations and sizes are numbers, as brokers take them: `retention.ms=7d`
-    becomes 604800000. Raises BadUsage."""
+    """Return configs with durations and sizes as numbers, as brokers take them.
+
+    `retention.ms=7d` becomes 604800000. Raises BadUsage.
+    """
     broker_configs = {}
     for name, text in configs.items():
         try:

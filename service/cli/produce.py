@@ -1,5 +1,6 @@
-"""`tidelog produce`: the lines of an input, in batches, without loss or duplicates: the work of
-AsyncProducer.
+"""`tidelog produce`: the lines of an input, in batches, without loss or duplicates.
+
+AsyncProducer does the work.
 
 The records of a partition keep the order of the input. If a line is wrong, or a broker rejects it,
 the lines before it are sent, and the error names it.

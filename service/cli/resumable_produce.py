@@ -43,8 +43,10 @@ CONTENT_REFUSED = {400, 413, 422}
 
 
 class _Pending(msgspec.Struct):
-    """The batch under way: the lines and bytes of input up to its end, the digest of its bytes, and
-    the time before its first request."""
+    """The batch under way: lines and bytes of input up to its end, digest, and time.
+
+    The digest is that of its bytes; the time is before its first request.
+    """
 
     lines: int
     bytes: int

@@ -45,8 +45,7 @@ def retain(topics: TopicsArgument = None, *, store: StoreOptions, change: Change
 async def retain_step(
     cluster: "MaintenanceSession", topics: Sequence[str] | None, *, yes: bool
 ) -> Done:
-    """Delete the records that exceed the retention of their topics, or, without `yes`, show
-    them."""
+    """Delete the records that exceed their topics' retention, or, without `yes`, show them."""
     from tidelog.compaction.retention import retain as run
 
     results = await run(cluster, topics, is_dry=not yes)

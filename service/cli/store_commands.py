@@ -1,5 +1,6 @@
-"""The frame of the commands on a store, which need no broker: their options, the cluster in the
-store, and the result with its dry run.
+"""The frame of the commands on a store, which need no broker.
+
+It has their options, the cluster in the store, and the result with its dry run.
 
 The commands work with or without running brokers, by hand or from cron. Commands that delete or
 rewrite are dry runs without `--yes`. Two runs at once are safe, because the run that loses a race

@@ -125,8 +125,11 @@ class AsyncAdmin(Connected):
         return await self._list("/acls", wanted)
 
     async def create_acl(self, **acl: str) -> None:
-        """Create an ACL: `resource_type`, `resource_name`, `pattern_type`, `principal`, `host`,
-        `operation`, `permission`."""
+        """Create an ACL from all of its fields.
+
+        They are `resource_type`, `resource_name`, `pattern_type`, `principal`, `host`, `operation`
+        and `permission`.
+        """
         await self._change("POST", "/acls", acl)
 
     async def delete_acls(self, **wanted: str) -> list[dict[str, Any]]:

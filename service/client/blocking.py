@@ -274,8 +274,7 @@ class Consumer(_Blocking[AsyncConsumer]):
 
 
 class Admin(_Blocking[AsyncAdmin]):
-    """Descriptions and changes of a cluster: the methods of AsyncAdmin, which wait for their
-    result.
+    """Descriptions and changes of a cluster: AsyncAdmin's methods, which wait for their result.
 
     with Admin("http://127.0.0.1:8082") as admin:
         admin.create_topic("flights", partitions=6)

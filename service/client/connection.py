@@ -75,8 +75,10 @@ class _Failure(NamedTuple):
 
 
 class Connected:
-    """Base of producer, consumer and admin: it uses the Connection of its caller, or makes a
-    Connection, which `_disconnect` closes."""
+    """Base of producer, consumer and admin, with the Connection of its caller or its own.
+
+    `_disconnect` closes its own.
+    """
 
     def __init__(self, servers: "str | Connection", **options: Any) -> None:
         self._owns = not isinstance(servers, Connection)
@@ -277,8 +279,10 @@ class Connection:
         return len(listed)
 
     async def offsets(self, topic: str, partition: int, **params: int) -> dict[str, Any]:
-        """Return the `beginning_offset` and the `end_offset` of a partition, and with `timestamp`
-        (ms) the `timestamp_offset`, which is None if all records are older."""
+        """Return the `beginning_offset` and the `end_offset` of a partition.
+
+        With `timestamp` (ms) also the `timestamp_offset`, which is None if all records are older.
+        """
         path = f"/topics/{quoted(topic)}/partitions/{partition}/offsets"
         offsets = await self.get_json(path, params=params)
         if not isinstance(offsets, dict) or not offsets.keys() >= {

@@ -216,8 +216,11 @@ class AsyncConsumer(Connected):
         self._is_started = True
 
     async def close(self) -> None:
-        """Commit what was delivered (with auto_commit), and leave the group: its other members get
-        the partitions at once. Takes two seconds at most. Never raises ClientError."""
+        """Commit what was delivered (with auto_commit), and leave the group.
+
+        Its other members get the partitions at once. Takes two seconds at most. Never raises
+        ClientError.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -270,9 +273,11 @@ class AsyncConsumer(Connected):
         return await self._reader.read(_wait_ms(timeout_s))
 
     async def poll_arrow(self, timeout_s: float = 1.0) -> Any:
-        """Return the next records as a pyarrow.Table with the columns `topic`, `partition`,
-        `offset`, `timestamp`, `key`, `value`, `headers`; None after `timeout_s`. Needs pyarrow and
-        a group. Raises ClientError."""
+        """Return the next records as a pyarrow.Table; None after `timeout_s`.
+
+        Columns: `topic`, `partition`, `offset`, `timestamp`, `key`, `value`, `headers`. Needs
+        pyarrow and a group. Raises ClientError.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -332,8 +337,10 @@ class AsyncConsumer(Connected):
             raise self._failures.popleft()
 
     async def _decoded(self, page: PartitionPage) -> tuple[list[Record], int]:
-        """Return the records of a page that decode, up to the first that stops its partition, and
-        the offset at which the partition goes on."""
+        """Return the records of a page that decode, and the offset at which the partition goes on.
+
+        The records end before the first that stops its partition.
+        """
         if self._decode_value is None and self._decode_key is None:
             return page.records, page.next_offset
         records: list[Record] = []
@@ -379,8 +386,10 @@ class AsyncConsumer(Connected):
     # -- offsets
 
     def positions(self) -> Offsets:
-        """Return the next offset to read of each partition that has delivered records, or, without
-        a group, of each partition."""
+        """Return the next offset to read of each partition that has delivered records.
+
+        Without a group, return that of each partition.
+        """
         offsets = dict(self._reader.positions)
         waiting = [record for page in self._pages for record in page.records]
         for record in reversed([*self._ahead, *waiting]):

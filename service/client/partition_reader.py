@@ -59,9 +59,11 @@ class PartitionReader:
             self.positions[partition] = end if self._reset == "latest" else first
 
     async def read(self, wait_ms: int) -> list[PartitionPage]:
-        """Return the pages that have arrived, after up to `wait_ms`; with 0, after one read of each
-        partition. A page may be empty. Raises ClientError; then the other partitions keep their
-        requests."""
+        """Return the pages that have arrived, after up to `wait_ms`.
+
+        With 0, return after one read of each partition. A page may be empty. Raises ClientError;
+        then the other partitions keep their requests.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000
         if not wait_ms:

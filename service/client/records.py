@@ -62,9 +62,10 @@ _BinaryRecord = msgspec.defstruct(
 
 
 class PartitionPage(NamedTuple):
-    """Records of one partition from a response, in the order of their offsets, and the offset at
-    which the next read of the partition begins. A record has the fields topic, partition and
-    offset."""
+    """Records of one partition from a response, by offset, and where its next read begins.
+
+    A record has the fields topic, partition and offset.
+    """
 
     where: TopicPartition
     records: list[Any]
@@ -123,8 +124,11 @@ class _OutJson(msgspec.Struct, omit_defaults=True):
 
 
 class JsonRecord(NamedTuple):
-    """A record of a produce request: its JSON object without the braces and without `partition`,
-    the bytes of its key, which choose the partition, and the partition if the caller names one."""
+    """A record of a produce request: JSON object, bytes of its key, and perhaps partition.
+
+    The object is without the braces and without `partition`. The key chooses the partition, unless
+    the caller names one.
+    """
 
     members: bytes
     key: bytes | None

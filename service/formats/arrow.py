@@ -85,15 +85,16 @@ _NOT_ARROW = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, Over
 def decode_arrow(
     body: bytes, now_ms: int, *, bytes_max: int, messages_max: int = MESSAGES_MAX
 ) -> Produced:
-    """Decode a stream of batches with a column `value` and the optional columns `key`, `timestamp`
-    (any unit, or int ms), `headers` and `partition` (int). `offset` is ignored, so that clients can
-    produce the records that they fetched. Strings, dictionaries, large and view columns are
-    accepted.
+    """Decode a stream of batches of records; missing and null timestamps become `now_ms`.
 
-    Missing and null timestamps become `now_ms`. Raises InvalidBody, RecordTooLarge for too many
-    records, headers or messages, or UnpackedTooLarge if decoding would need more than `bytes_max`
-    of memory, or if the stream has more than `messages_max` messages. The columns of a stream
-    without compression refer to the bytes of the body, so the body stays in memory.
+    A batch has a column `value` and the optional columns `key`, `timestamp` (any unit, or int ms),
+    `headers` and `partition` (int). `offset` is ignored, so that clients can produce the records
+    that they fetched. Strings, dictionaries, large and view columns are accepted.
+
+    Raises InvalidBody, RecordTooLarge for too many records, headers or messages, or
+    UnpackedTooLarge if decoding would need more than `bytes_max` of memory, or if the stream has
+    more than `messages_max` messages. The columns of a stream without compression refer to the
+    bytes of the body, so the body stays in memory.
     """
     budget = DecodeBudget(bytes_max)
     try:
@@ -488,8 +489,10 @@ def _views(column: Any) -> Any:
 
 
 def _validate(column: Any) -> None:
-    """Validate a column of untrusted bytes in full, but not the words of a dictionary: many batches
-    may have the same. The buffers have been validated (`RecordBatch.validate`)."""
+    """Validate a column of untrusted bytes in full, but not the words of a dictionary.
+
+    Many batches may have the same words. The buffers have been validated (`RecordBatch.validate`).
+    """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         _validate(column.storage)

@@ -74,9 +74,10 @@ class DecodeBudget:
 
 
 def check_messages(body: bytes, budget: DecodeBudget, messages_max: int = MESSAGES_MAX) -> int:
-    """Take what the stream declares from the budget: unpacked buffers, texts of metadata, copies of
-    dictionaries, and the objects of messages and buffers. Return the size of the first message,
-    which is the schema.
+    """Take what the stream declares from the budget; return the size of the schema, in bytes.
+
+    The stream declares unpacked buffers, texts of metadata, copies of dictionaries, and the objects
+    of messages and buffers. The schema is the first message.
 
     Raises InvalidBody for a stream that no client sends, RecordTooLarge for more than MESSAGES_MAX
     messages, and UnpackedTooLarge for more than `messages_max`. A damaged stream may also raise

@@ -43,8 +43,10 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_many_fields(cls, body: Any) -> Any:
-        """Refuse an object that has more fields than the model. pydantic would make an error for
-        each unknown field."""
+        """Refuse an object that has more fields than the model.
+
+        pydantic would make an error for each unknown field.
+        """
         if isinstance(body, dict) and len(body) > len(cls.model_fields):
             unknown = (name for name in body if name not in cls.model_fields)
             raise ValidationError.from_exception_data(

@@ -220,8 +220,7 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
 
 
 def options_of(config: MemberConfig) -> tuple[str, OnError, int]:
-    """Return the format of an instance, its `on.error` for records that do not decode, and its
-    `max.poll.records`."""
+    """Return an instance's format, `on.error` (records that do not decode), `max.poll.records`."""
     chosen, _, poll_records = config.format.partition(_POLL_RECORDS)
     chosen, _, on_error = chosen.partition(_ON_ERROR)
     return chosen, cast("OnError", on_error or "stop"), int(poll_records or RECORDS_MAX)
@@ -356,8 +355,10 @@ def columns_of_read(read: Read) -> tuple[int, bytes]:
 
 
 def fit(read: Read, fmt: str, bytes_max: int) -> int:
-    """Leave the leading records of the read whose encoded bytes are within `bytes_max`, but at
-    least one. Return an upper bound of their bytes. The next read begins with what is left out."""
+    """Leave the leading records of the read that need at most `bytes_max` encoded, or one.
+
+    Return an upper bound of their bytes. The next read begins with what is left out.
+    """
     size, portions = 0, list[Portion]()
     for portion in read.portions:
         fetched, more = fitted(
@@ -390,8 +391,10 @@ def array_of_read(read: Read, fmt: str, on_error: OnError) -> tuple[list[RecordP
 
 
 def end_at_pages(read: Read, pages: Sequence[RecordPage]) -> None:
-    """If a page stopped before a record that does not decode, end its portion there, so that the
-    next read begins with that record."""
+    """If a page stopped before a record that does not decode, end its portion there.
+
+    So the next read begins with that record.
+    """
     for number, (portion, page) in enumerate(zip(read.portions, pages, strict=True)):
         if page.stopped is not None:
             fetched = portion.fetched._replace(next_offset=page.stopped.offset)
@@ -399,8 +402,10 @@ def end_at_pages(read: Read, pages: Sequence[RecordPage]) -> None:
 
 
 def check_of_portions(fmt: str, on_error: OnError) -> PortionCheck | None:
-    """Return the check that refuses portions whose first record does not decode, so that the reader
-    still gets the other portions."""
+    """Return the check that refuses portions whose first record does not decode.
+
+    So the reader still gets the other portions.
+    """
     if fmt in ("arrow", "binary") or on_error != "stop":
         return None
     return partial(_check_first, cast("ReadFormat", fmt))

@@ -49,8 +49,10 @@ def beginning_with(event_id: bytes) -> bytes:
 
 
 def reset(format_name: str, error: OffsetOutOfRange, reset_to: str) -> tuple[int, bytes]:
-    """Return the offset at which a follower continues after OffsetOutOfRange, and the event that
-    reports this offset. `reset_to` is earliest or latest."""
+    """Return where a follower continues after OffsetOutOfRange, and the event that says so.
+
+    `reset_to` is earliest or latest.
+    """
     offset = error.log_start_offset if reset_to == "earliest" else error.high_watermark
     data = {"type": "reset", "requested_offset": error.offset, "offset": offset}
     return offset, notice(format_name, "reset", data, _id_before(offset))

@@ -206,8 +206,7 @@ def _decoded(body: bytes, fmt: Format, now_ms: int, is_many: bool) -> Produced:
 
 
 def check_records(body: bytes) -> None:
-    """Raise RecordTooLarge for a body `{"records": [...]}` with too many records, before memory is
-    taken for them."""
+    """Raise RecordTooLarge for `{"records": [...]}` with too many, before they take memory."""
     check_count(excess_objects(body, 2, RECORDS_MAX))
 
 
@@ -221,8 +220,10 @@ def check_count(count: int) -> None:
 
 
 def check_utf8(body: bytes) -> None:
-    """Raise UnicodeDecodeError if the body is not UTF-8. msgspec checks only the texts that it
-    decodes."""
+    """Raise UnicodeDecodeError if the body is not UTF-8.
+
+    msgspec checks only the texts that it decodes.
+    """
     if body.isascii():
         return
     start = 0
@@ -489,8 +490,10 @@ def refusal(message: str, body: bytes, fmt: Format) -> InvalidRequest:
 
 
 def _lacks_records(message: str, body: bytes) -> bool:
-    """Whether the body, of which msgspec's message says that a field is unknown or missing, is an
-    object without `records`."""
+    """Whether the body is an object without `records`.
+
+    msgspec's `message` says only that a field is unknown or missing.
+    """
     if " - at `" in message:
         return False
     try:

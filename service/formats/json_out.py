@@ -100,8 +100,7 @@ def encode_records(
 def encode_placements(
     places: RecordPartitions, placements: Sequence[AppendedRange] | None, count: int
 ) -> bytes:
-    """Encode the v2 answer to a produce request: the partition and the offset of each of its
-    `count` records, in order.
+    """Encode the v2 answer to a produce request: partition and offset of `count` records.
 
     `placements` has one range for each partition in `places`. It is None if the offsets are not
     known yet (acks=1 and 0).
@@ -184,8 +183,7 @@ _UNICODE_BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x
 
 
 def _without_unicode_breaks(body: bytes) -> bytes:
-    """Escape characters that Python's splitlines treats as line breaks, because some clients use
-    splitlines.
+    """Escape line breaks of Python's splitlines, which some clients use.
 
     In JSON these characters occur only inside of strings, and never after a lone backslash.
     """
@@ -198,8 +196,7 @@ def _without_unicode_breaks(body: bytes) -> bytes:
 def _merged(
     batches: Sequence[pa.RecordBatch], is_json: Sequence[bool]
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Merge adjacent batches with equal flags, because a batch costs as much as a few hundred
-    records."""
+    """Merge adjacent batches with equal flags: one costs as much as some hundred records."""
     if len(batches) == 1:
         if batches[0].num_rows:
             yield batches[0], is_json[0]

@@ -1,5 +1,6 @@
-"""Encoding of columns of records as columns of JSON texts, and `Undecodable`, the error of a record
-that does not decode in the format of the answer.
+"""Encoding of columns of records as JSON texts, and `Undecodable`.
+
+It is the error of a record that does not decode in the format of the answer.
 
 A JSON answer contains a stored value unchanged only if it is known to be exactly one JSON text in
 UTF-8. This module escapes or refuses every other value. Pure.

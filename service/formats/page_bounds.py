@@ -29,8 +29,7 @@ _LINES = ("ndjson", "sse")
 
 
 class Growth(NamedTuple):
-    """Encoded bytes for each byte of keys, of values, and of the weight of headers; and for each
-    record."""
+    """Encoded bytes for each byte of keys, values and weight of headers, and for each record."""
 
     key: float
     value: float
@@ -54,9 +53,11 @@ def fitted(
     *,
     at_least: int = 1,
 ) -> FittedPage:
-    """Return the leading records whose encoded bytes are within `bytes_max`, but not fewer than
-    `at_least`. `embedded` is the format of keys and values. The result ends before the first record
-    that is left out. If it has no record, its `next_offset` is not changed."""
+    """Return the leading records that need at most `bytes_max` encoded, or `at_least` records.
+
+    `embedded` is the format of keys and values. The result ends before the first record that is
+    left out. If it has no record, its `next_offset` is not changed.
+    """
     size, pieces = float(PAGE_BYTES), fetched.pieces[:0]
     for piece in fetched.pieces:
         batch = piece.batch

@@ -1,5 +1,4 @@
-"""The parameters that all routes of reads have: formats, `on_error`, `reset`; and the documentation
-of a record. Pure."""
+"""Parameters of all reads (formats, `on_error`, `reset`), documentation of a record. Pure."""
 
 from typing import Any
 

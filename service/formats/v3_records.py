@@ -139,8 +139,7 @@ def v3_record(record: EncodedRecord, now_ms: int) -> V3Record:
 
 
 def columns_of_many(rows: Rows) -> Rows | pa.RecordBatch:
-    """Return many records or headers as columns, because the event loop would need long for lists
-    of them."""
+    """Return many records or headers as columns: lists would hold up the event loop."""
     headers = sum(len(row or ()) for row in rows.headers or ())
     return rows if len(rows) + headers <= ROWS_MAX else batch_of_rows([rows])
 

@@ -87,8 +87,10 @@ class Guest(Protocol):
         ...
 
     def observed(self) -> tuple[Phase, int]:
-        """Return the phase, and a number that grows with progress: requests in IDLE and HEAD, bytes
-        in BODY, STREAM and ANSWER. In the other phases, the number is 0."""
+        """Return the phase, and a number that grows with progress, or 0.
+
+        It counts requests in IDLE and HEAD, bytes in BODY, STREAM and ANSWER.
+        """
         ...
 
 
@@ -230,8 +232,7 @@ class Admission(Generic[G]):
     """The connections of one listener and the bytes that they hold. Owned by one event loop."""
 
     def __init__(self, limits: Limits, other_bounds: Mapping[str, int] | None = None) -> None:
-        """`other_bounds` has the maximum bytes of the parts of the process that this object does
-        not count."""
+        """`other_bounds` has the maximum bytes of those parts of the process not counted here."""
         self.limits = limits
         self._other_bounds = other_bounds or {}
         self.bodies = MemoryPool(limits.bodies_bytes_max)

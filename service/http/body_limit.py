@@ -57,7 +57,9 @@ async def limited_body(call: HttpRequest) -> bytes:
 
 
 def values_bound(body: bytes) -> int:
-    """Return a number that the JSON values of a body do not exceed: each value is the only one, or
-    the first in an array or an object, or it follows a comma. Brackets and commas in strings count,
-    too. UTF-16 and UTF-32 have the same bytes among others."""
+    """Return a number that the JSON values of a body do not exceed.
+
+    Each value is the only one, or the first in an array or an object, or it follows a comma.
+    Brackets and commas in strings count, too. UTF-16 and UTF-32 have the same bytes among others.
+    """
     return 1 + body.count(b",") + body.count(b"[") + body.count(b"{")

@@ -30,8 +30,7 @@ class Cors:
         return origin in self._origins or ANY.encode() in self._origins
 
     def origin(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Return the origin of the page that sends the request, or nothing if the origin is not
-        allowed."""
+        """Return the origin of the page that sends the request if it is allowed, else nothing."""
         origin = headers.get(b"origin", b"")
         return origin if origin and self.allows(origin) else b""
 

@@ -204,8 +204,10 @@ class Exchange(RequestResponseCycle, WholeExchange):
             self.arrival.begin(asyncio.get_running_loop().time())
 
     def _answer_early(self, message: MutableMapping[str, Any]) -> None:
-        """Prepare a message of an answer that is sent before the whole body of the request has
-        arrived. The connection ends after this answer."""
+        """Prepare a message of an answer before the whole body of the request has arrived.
+
+        The connection ends after this answer.
+        """
         if message["type"] == "http.response.start":
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 message["headers"] = [*message.get("headers", ()), CLOSE]

@@ -96,8 +96,10 @@ def begin_no_connections(sockets: Iterable[socket.socket]) -> None:
 
 
 class HttpServer(uvicorn.Server):
-    """A server without uvicorn's signal handlers, which raise the signal again after the drain and
-    so end the process. The server's owner calls `stop`."""
+    """A server without uvicorn's signal handlers, whose owner calls `stop`.
+
+    The handlers raise the signal again after the drain and so end the process.
+    """
 
     def __init__(
         self,
@@ -131,8 +133,7 @@ class HttpServer(uvicorn.Server):
         return len(self.server_state.connections), self.server_state.total_requests
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, without a reset of a connection; then wait for the requests under
-        way."""
+        """Close the port without a reset of a connection; then wait for running requests."""
         begin_no_connections(sock for server in self.servers for sock in server.sockets)
         await asyncio.sleep(QUEUE_S)
         self.begin_drain()

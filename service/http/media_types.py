@@ -71,8 +71,7 @@ def _is_served(part: bytes, served: tuple[bytes, ...]) -> bool:
 
 
 def check_instance_type(headers: Mapping[bytes, bytes]) -> None:
-    """Raise UnsupportedMediaType for a Content-Type that a request to a consumer instance may not
-    have."""
+    """Raise UnsupportedMediaType for a Content-Type that consumer instances do not take."""
     sent = headers.get(b"content-type", b"")
     if sent in (JSON_V2, b"", b"application/json"):
         return

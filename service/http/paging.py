@@ -1,5 +1,6 @@
-"""Pages of a listing, as in Confluent's API: `page_size` and `page_token` in the request, the URL
-of the next page in `metadata.next`.
+"""Pages of a listing, as in Confluent's API.
+
+`page_size` and `page_token` are in the request, the URL of the next page in `metadata.next`.
 
 A token is the key of the last item in a page, and the next page begins after this key. So the pages
 together have each item exactly once, even if other items are added or deleted meanwhile. Items are
@@ -187,9 +188,11 @@ async def answer_page(
     keys: Iterable[K],
     item: Callable[[K], BaseModel | Awaitable[BaseModel | None] | None],
 ) -> Any:
-    """Return a response that FastAPI sends unchanged: `shell`, a list without data, with the items
-    of the page. `keys` must be sorted and begin after `page.after`. `item` returns None if the
-    caller may not see the item, or if it was deleted."""
+    """Return a response that FastAPI sends unchanged: `shell` with the items of the page.
+
+    `shell` is a list without data. `keys` must be sorted and begin after `page.after`. `item`
+    returns None if the caller may not see the item, or if it was deleted.
+    """
     texts: list[str] = []
     last: K | None = None
     async for key in sliced(keys):

@@ -317,8 +317,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 def received_again(body: bytes, then: Receive) -> Receive:
-    """Return a `receive` that first returns `body`, which was read already, and then calls
-    `then`."""
+    """Return a `receive` that first returns `body`, which was read already, then calls `then`."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> MutableMapping[str, Any]:

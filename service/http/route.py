@@ -1,5 +1,4 @@
-"""A route of the API as one value: method and path, handler, required access, label in the metrics,
-and documentation.
+"""A route of the API as one value: path, handler, access, metrics label, documentation.
 
 Each module of service.routes and service.console declares its routes in a tuple `ROUTES`;
 service.server.router joins them. Everything else that depends on a route (matching, authorization,

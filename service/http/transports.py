@@ -65,8 +65,10 @@ class Above(Protocol):
     """The protocol above a TlsTransport."""
 
     def on_plain(self, plain: bytes) -> None:
-        """Take decrypted bytes, which may be empty, and look whether the client has ended its
-        side (`TlsTransport.is_over`)."""
+        """Take decrypted bytes, perhaps none, and look whether the client has ended its side.
+
+        `TlsTransport.is_over` says so.
+        """
         ...
 
     def on_failed(self, reason: str) -> None:

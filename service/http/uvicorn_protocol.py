@@ -63,10 +63,13 @@ class Config(uvicorn.Config):
         handshakes: Handshakes | None = None,
         **options: Any,
     ) -> None:
-        """Without `proves_by_head`, the application calls `scope["prove"](owner)` to prove a
-        connection of this owner (Guest.owner). The scopes of a proved connection have no "prove".
-        With `tls`, connections use TLS. A new connection gets the context that `tls` returns.
-        `handshakes` are those of the event loop, None if no other listener has TLS."""
+        """Without `proves_by_head`, the application proves connections (Guest.owner).
+
+        It calls `scope["prove"](owner)` to prove a connection of this owner. The scopes of a proved
+        connection have no "prove". With `tls`, connections use TLS. A new connection gets the
+        context that `tls` returns. `handshakes` are those of the event loop, None if no other
+        listener has TLS.
+        """
         super().__init__(
             app,
             http=Protocol if tls is None else TlsProtocol,
@@ -218,8 +221,10 @@ class Protocol(HttpToolsProtocol):
         return not (self._is_proved or self.config.proves_by_head)
 
     def _has_too_many_bytes(self) -> bool:
-        """Whether the requests that wait, with the head of the newest one, are too large for a
-        client that has proved no principal."""
+        """Whether the requests that wait are too large for a client that proved no principal.
+
+        The head of the newest one counts.
+        """
         if not self._needs_proof:
             return False
         heads = [self.headers, *(cycle.scope["headers"] for cycle, _ in self.pipeline)]
@@ -230,8 +235,11 @@ class Protocol(HttpToolsProtocol):
         return size > UNPROVED_BYTES_MAX
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Let the application serve a request, in the turn of the client's address unless the
-        client has proved its principal: thousands of refusals would be one step."""
+        """Let the application serve a request, in the turn of the client's address.
+
+        A client that has proved its principal needs no turn. Without turns, thousands of refusals
+        would be one step.
+        """
         self._served = cycle
         if self._is_ended and not self.pipeline:
             self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
@@ -437,8 +445,7 @@ class Protocol(HttpToolsProtocol):
             self._end_after(last)
 
     def _end_after(self, last: Any) -> None:
-        """Close the connection when this request, and the requests before it, have their
-        answers."""
+        """Close the connection after the answers to this request and those before it."""
         last.keep_alive = False
         self._is_ended = True
         self.flow.pause_reading()  # else all that the client sends is read, and dropped
@@ -463,8 +470,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
     def _drop_newest(self) -> None:
-        """Drop the newest of the requests that wait; close the connection after the answers to the
-        others."""
+        """Drop the newest request that waits; close the connection after the other answers."""
         self.pipeline.popleft()
         self.cycle = self.pipeline[0][0] if self.pipeline else self._served
         self._end_after(self.cycle)

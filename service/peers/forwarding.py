@@ -53,8 +53,10 @@ NO_BODY = memoryview(b"")
 
 
 class Unreached(Exception):
-    """The coordinator has certainly not begun the request, or has perhaps not received the
-    message whether an answer has arrived."""
+    """The coordinator has certainly not begun the request, or may not know of the arrival.
+
+    It may not have received the message whether an answer has arrived.
+    """
 
 
 class CoordinatorTransport(Protocol):
@@ -326,8 +328,7 @@ class Forwarder:
                 self._under_way.pop(coordinator, None)
 
     async def _answer(self, call: HttpRequest, coordinator: str, response: _Response) -> None:
-        """Send the coordinator's answer, and tell the coordinator whether it arrives, however this
-        ends."""
+        """Send the coordinator's answer, and tell it whether the answer arrives, in any case."""
         is_sent, arrival = False, None
         try:
             rights_of(call.scope).check_valid()  # send no records if the key was deleted meanwhile

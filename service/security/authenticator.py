@@ -107,8 +107,10 @@ class Caller:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the credential has not expired, and its key still exists: the API key (and the
-        session) or, for a token, the issuer's key."""
+        """Whether the credential has not expired, and its key still exists.
+
+        The key is the API key (and the session) or, for a token, the issuer's key.
+        """
         access = self._security.access
         if access.version != self._version or access is not self._access:
             self._renew(access)
@@ -324,8 +326,10 @@ class Security:
         return credential
 
     async def begin_session(self, credential: Credential) -> tuple[Credential, str]:
-        """Begin a session, one of a principal at a time, so that parallel logins do not begin more
-        than SESSIONS_MAX. Return the session's credential and its cookie.
+        """Begin a session; return its credential and its cookie.
+
+        One of a principal begins at a time, so that parallel logins do not begin more than
+        SESSIONS_MAX.
 
         The session is a key of its own in the cluster's state, so each broker sees its end. The
         secret of this key is dropped. Raises the errors of a commit. **On a crash** before the
@@ -546,8 +550,10 @@ class Security:
 
 
 def _kept(header: bytes) -> bytes:
-    """Return a header's key in the cache of callers: the header, or NUL and its digest if it is
-    longer than HEADER_BYTES_MAX. No header contains NUL."""
+    """Return a header's key in the cache of callers: the header, or NUL and its digest.
+
+    It is the digest if the header is longer than HEADER_BYTES_MAX. No header contains NUL.
+    """
     return header if len(header) <= HEADER_BYTES_MAX else b"\0" + digest(header)
 
 

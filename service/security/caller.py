@@ -105,8 +105,10 @@ class CallerRights(Protocol):
 
     @property
     def proof(self) -> tuple[str, str, int]:
-        """The ids of the key and of the console's session, and the time in ms when they end (0:
-        never). An id is empty if there is no key or no session."""
+        """The ids of the key and of the console's session, and the time in ms when they end.
+
+        The time is 0 if they never end. An id is empty if there is no key or no session.
+        """
 
     def check_valid(self) -> None:
         """Raise Unauthenticated if the key or the session has ended since the request began."""

@@ -63,8 +63,7 @@ FAULTS = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError
 
 
 class Token(NamedTuple):
-    """The principal that a verified token proves, the time when the token expires, and the
-    thumbprint of the key that signed it."""
+    """The principal of a verified token, its expiry, and the thumbprint of its signing key."""
 
     principal: str
     expires_ms: int

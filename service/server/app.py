@@ -245,8 +245,7 @@ class DeclaredRoute:
 
 
 def _limited(call: HttpRequest) -> Receive:
-    """Return a `receive` that gives the whole body at once, and refuses a body over the limit of
-    its route."""
+    """Return a `receive` that gives the whole body at once, up to the limit of its route."""
     then: Receive | None = None
 
     async def receive() -> Message:
@@ -265,8 +264,7 @@ def _is_no_json(error: RequestValidationError) -> bool:
 
 
 def _completing(call: HttpRequest) -> Send:
-    """Return a `send` that completes the head of the answer, when it has the first part of its
-    body."""
+    """Return a `send` that completes the head of the answer with the first part of the body."""
     head: Message = {}
 
     async def send(message: Message) -> None:
@@ -308,8 +306,7 @@ async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[M
 
 
 def _ascii(query: bytes) -> bytes:
-    """Return the query with bytes above 127 escaped, because starlette decodes only escaped bytes
-    as UTF-8."""
+    """Return the query with bytes above 127 escaped: starlette decodes no others as UTF-8."""
     return query if query.isascii() else quote_from_bytes(query, safe=_ASCII).encode()
 
 

@@ -88,8 +88,11 @@ def local(url: str) -> str:
 
 
 def command(words: str, url: str) -> str:
-    """Return a client command as a user types it here: with the path of this program if the PATH
-    does not have it, and with `--server` if the command would go to another broker without it."""
+    """Return a client command as a user types it here.
+
+    It has the path of this program if the PATH does not have it, and `--server` if the command
+    would go to another broker without it.
+    """
     typed = Path(sys.argv[0])
     program = "tidelog"
     if typed.name == program and shutil.which(program) is None:

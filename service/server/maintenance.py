@@ -81,8 +81,11 @@ async def run_maintenance(
 
 
 async def check_tables(broker: Log) -> None:
-    """Check the tables of all topics once, when a broker starts, because the first reader or seal
-    of a topic may come much later. The result is logged and shown (`Broker.doubts`)."""
+    """Check the tables of all topics once, when a broker starts.
+
+    The first reader or seal of a topic may come much later. The result is logged and shown
+    (`Broker.doubts`).
+    """
     session = MaintenanceSession.of_broker(broker)
 
     async def look(topic: Topic) -> None:
@@ -138,8 +141,7 @@ async def _apart(
     name: str,
     work: Callable[[MaintenanceSession], Coroutine[Any, Any, WorkResult]],
 ) -> WorkResult:
-    """Do the work on a thread of its own, with its own view and connections, at the lowest
-    priority."""
+    """Do the work on a thread with its own view and connections, at the lowest priority."""
 
     def resource() -> AbstractAsyncContextManager[MaintenanceSession]:
         lower_priority()  # of the thread that the work runs on
@@ -197,8 +199,10 @@ async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) ->
 
 
 async def _undo_rearrangements(cluster: MaintenanceSession) -> None:
-    """If another engine rearranged a table (OPTIMIZE), put the old segments back into it, because
-    the rows are the same. A table that is in doubt for another reason waits for an operator."""
+    """If another engine rearranged a table (OPTIMIZE), put the old segments back into it.
+
+    The rows are the same. A table that is in doubt for another reason waits for an operator.
+    """
 
     async def undo(topic: Topic) -> None:
         error = cluster.skipped.get(topic.name)

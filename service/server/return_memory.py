@@ -23,8 +23,10 @@ IDLE_BYTES_MAX = 1024 * 1024
 
 
 class PeakWatch:
-    """The detection of the end of a writer's peak: the buffer was large and has drained, or the
-    writer has flushed much and is idle now."""
+    """The detection of the end of a writer's peak.
+
+    The buffer was large and has drained, or the writer has flushed much and is idle now.
+    """
 
     def __init__(self) -> None:
         self._peak_bytes = 0

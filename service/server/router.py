@@ -1,5 +1,7 @@
-"""The broker's ASGI application, one way for every request: find its route, admit it, check the
-caller's right, call the handler, answer, count.
+"""The broker's ASGI application, which takes every request the same way.
+
+It finds the route, admits the request, checks the caller's right, calls the handler, answers,
+counts.
 
 A handler of a hot route (produce, fetch, consumer instances) takes the request as it is, because
 FastAPI costs about three times as much per request (DESIGN 12). FastAPI declares
@@ -213,9 +215,10 @@ class PathNode:
 
 
 class Router:
-    """The ASGI application of one broker process: it finds the route of a request, admits the
-    request, calls the handler, and answers errors. `app` has the handlers of the routes that are
-    not hot."""
+    """The ASGI application of one broker process, which also answers errors.
+
+    `app` has the handlers of the routes that are not hot.
+    """
 
     def __init__(
         self,
@@ -425,8 +428,7 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 def _without_body(send: Send) -> Send:
-    """Return a `send` for the answer to a HEAD request: the head of the answer to a GET, without
-    the body."""
+    """Return a `send` for the answer to a HEAD request: a GET's head, without the body."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":

@@ -293,8 +293,10 @@ def security_of(
 
 
 def other_bounds(settings: Settings, clients: int) -> dict[str, int]:
-    """Return the maximum bytes of the parts of a broker's memory that the Admission of HTTP does
-    not count. `clients` is the maximum of connections."""
+    """Return the maximum bytes of the memory that the Admission of HTTP does not count.
+
+    The keys are parts of the broker. `clients` is the maximum of connections.
+    """
     bounds = {
         "write buffer": settings.buffer_bytes_max,
         "tail cache": settings.tail_cache_bytes,

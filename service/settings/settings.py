@@ -135,8 +135,10 @@ def load(
 
 
 def _variable_of(name: str, variables: Set[str]) -> str:
-    """Return the addition to an error about a setting that a variable gives, perhaps by an old name
-    of the setting; else an empty text."""
+    """Return the addition to an error about a setting that a variable gives, else "".
+
+    The variable may have an old name of the setting.
+    """
     names = [name, *(old for old, new in RENAMED.items() if new == name)]
     named = [f"{PREFIX}{key.upper()}" for key in names if key in variables]
     return f" (variable {', '.join(named)})" if named else ""
@@ -169,8 +171,10 @@ def _check_flags(flags: Mapping[str, str], fields: "Mapping[str, dataclasses.Fie
 
 
 def _is_of_kubernetes(key: str, text: str) -> bool:
-    """Whether Kubernetes has set the variable, as it does in the pods of a namespace for each
-    Service; here for one whose name begins with `tidelog`."""
+    """Whether Kubernetes has set the variable, for a Service named `tidelog...`.
+
+    It does so in the pods of a namespace for each Service.
+    """
     is_url = key.endswith("port") and "://" in text
     return is_url or _SERVICE_VARIABLE.fullmatch(key) is not None
 

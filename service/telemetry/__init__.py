@@ -1,2 +1,4 @@
-"""Facts about a broker and its cluster: metrics, rates, lags, health, lists for the console and the
-command line."""
+"""Facts about a broker and its cluster: metrics, rates, lags, health, lists.
+
+The console and the command line show the lists.
+"""

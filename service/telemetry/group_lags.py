@@ -1,5 +1,7 @@
-"""Lags of consumer groups: the records between the position of a group in a partition and the end
-of the log. The v3 routes, the console, /metrics and the lag history read lags from this module.
+"""Lags of consumer groups: the records between a group's position and the end of the log.
+
+The position is one of a partition. The v3 routes, the console, /metrics and the lag history read
+lags from this module.
 
 The position is the committed offset. If there is none and a member reads the partition, the
 position is the offset at which the member starts. This is the offset of its seek or, without a
@@ -100,8 +102,10 @@ def any_topic(_: str) -> bool:
 
 
 def group_ids(log: Broker) -> list[str]:
-    """Return the ids of all groups with members or committed offsets, unsorted, but groups with
-    members first. This takes ~0.1 us for each id."""
+    """Return the ids of all groups with members or committed offsets, first those with members.
+
+    They are otherwise unsorted. This takes ~0.1 us for each id.
+    """
     with_members = {group.group_id: None for group in log.state.members if group.members}
     return [
         *with_members,
@@ -134,8 +138,10 @@ class GroupLags:
         return lags
 
     def in_order(self, after: tuple[Any, ...] | None = None) -> Iterator[tuple[str, int]]:
-        """Iterate over (topic name, partition) of the partitions that have a committed offset or
-        that a member reads, sorted, from the first pair after `after` on."""
+        """Iterate over (topic name, partition), sorted, from the first pair after `after` on.
+
+        The partitions have a committed offset, or a member reads them.
+        """
         committed = self._log.state.committed_offsets.of_group(self._group_id)
         topics = map(self._log.state.topic_of_id, list(committed.keys() | self._read.keys()))
         named = sorted((topic.name, topic.topic_id) for topic in topics if topic is not None)
@@ -202,16 +208,14 @@ class GroupLags:
         return summary
 
     def _numbers(self, topic_id: str) -> Collection[int]:
-        """Return the partitions of the topic that have a committed offset or that a member
-        reads."""
+        """Return the topic's partitions with a committed offset or with a member that reads."""
         committed = self._log.state.committed_offsets.of_group(self._group_id).get(topic_id, {})
         read = self._read.get(topic_id, ())
         return committed.keys() | read if read else committed.keys()
 
 
 class TotalLag(NamedTuple):
-    """The sum of the lags of a group in all its partitions, and the largest lag in one
-    partition."""
+    """The sum of the lags of a group in all its partitions, and the largest one."""
 
     total: int
     largest: int
@@ -261,8 +265,7 @@ class LagTotals:
         await self.look(LOOKS)
 
     async def look(self, reads_max: int) -> None:
-        """Read at most so many sealed records, for lags in seconds that the last reading did not
-        know."""
+        """Read at most so many sealed records for lags in seconds that the last reading lacked."""
         await self.times.look(self._unread, reads_max)
 
     async def _add(self, group_id: str, lags: GroupLags) -> None:

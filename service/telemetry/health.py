@@ -68,8 +68,11 @@ class TailFacts(NamedTuple):
 
 
 class MaintenanceFacts(NamedTuple):
-    """The last result of a kind of maintenance, of a command or of a broker's round, and the time
-    (s) since a complete run. Without one, it is the time since the cluster could have had one."""
+    """The last result of a kind of maintenance, and the time (s) since a complete run.
+
+    The result is that of a command or of a broker's round. Without a complete run, it is the time
+    since the cluster could have had one.
+    """
 
     kind: str
     since_s: float

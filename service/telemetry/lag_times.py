@@ -40,8 +40,10 @@ class LagTimes:
         self._known: dict[tuple[str, int, int], int] = {}
 
     def seconds(self, topic: Topic, number: int, offset: int) -> float | None:
-        """Return the age (s) of the first record from `offset` on, 0 if there is none, or None if
-        its time is not known."""
+        """Return the age (s) of the first record from `offset` on, or 0 if there is none.
+
+        Return None if its time is not known.
+        """
         partition = topic.partitions[number]
         offset = max(offset, partition.log_start_offset)
         if offset >= partition.high_watermark:

@@ -59,8 +59,7 @@ gauge = partial(_labelled, GaugeMetricFamily)
 def histogram(
     name: str, doc: str, histograms: dict[str, Histogram], label: str | None = None
 ) -> HistogramMetricFamily:
-    """Build a family of histograms: one for each value of `label`, or one without labels if `label`
-    is None."""
+    """Build a family of histograms: one for each value of `label`, or one without labels."""
     family = HistogramMetricFamily(
         f"tidelog_{name}", doc, labels=None if label is None else [label]
     )
@@ -316,7 +315,6 @@ def tail_bytes(topic: Topic) -> int:
 
 
 def unsealed_since_ms(topic: Topic, now_ms: int) -> int:
-    """Return the commit time of the topic's oldest unsealed record, or `now_ms` if there is
-    none."""
+    """Return the commit time of the topic's oldest unsealed record, else `now_ms`."""
     committed = (partition.tail[0].committed_ms for partition in topic.partitions if partition.tail)
     return min(committed, default=now_ms)

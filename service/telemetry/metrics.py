@@ -144,8 +144,7 @@ class HttpCounters:
         latency.total += seconds
 
     def refused(self, error: BaseException, scope: MutableMapping[str, Any]) -> None:
-        """Count a request that was answered with this error, by the error's class (a bounded
-        set)."""
+        """Count a request answered with this error, by the error's class (a bounded set)."""
         self.errors[type(error).__name__] += 1
         if self.on_refusal is not None:
             self.on_refusal(error, scope)

@@ -62,8 +62,10 @@ class PartitionShares:
 
 
 def hottest(before: "array[int]", now: "array[int]") -> HotShare | None:
-    """Return the hottest of at least two partitions by their high watermarks before and after a
-    window. New partitions begin at 0."""
+    """Return the hottest of at least two partitions by their high watermarks.
+
+    These are before and after a window. New partitions begin at 0.
+    """
     added = [
         end - (before[number] if number < len(before) else 0) for number, end in enumerate(now)
     ]

@@ -263,8 +263,10 @@ class RateSampler:
         )
 
     def lag_history(self, group_id: str) -> LagHistory:
-        """Return the lag of the group in each topic, in the steps since this broker started, but at
-        most the last STEPS steps."""
+        """Return the lag of the group in each topic, in the last STEPS steps.
+
+        There are fewer if this broker started later.
+        """
         past_by_topic = {
             topic: past for (group, topic), past in self._lags.items() if group == group_id
         }

@@ -84,8 +84,11 @@ class Changed(NamedTuple):
 
 
 def entries_of(configs: Mapping[str, str], defaults: TopicDefaults) -> list[ConfigEntry]:
-    """Return the configs of a topic that sets `configs`: all configs with an effect, those without
-    an effect that the topic sets, and `min.insync.replicas`, because kafka-topics needs it."""
+    """Return the configs of a topic that sets `configs`, as far as a listing has them.
+
+    These are all configs with an effect, those without an effect that the topic sets, and
+    `min.insync.replicas`, because kafka-topics needs it.
+    """
     names = dict.fromkeys([*topic_configs.shown(configs), MIN_INSYNC_REPLICAS])
     return [_entry(name, configs, defaults) for name in names]
 
@@ -182,8 +185,7 @@ class Configs:
         return await self._context.encoded(client.rights, encode)
 
     async def _check(self, call: AdminCall, resource: DescribeConfigsResource) -> None:
-        """Raise an error if the client may not see the configs of a resource, or if the broker does
-        not know the resource or its type."""
+        """Raise an error if the resource or its type is unknown, or the client may not see it."""
         kind, name = resource.resource_type, resource.resource_name
         if kind == OF_TOPIC:
             await call.rights.check(DESCRIBE_CONFIGS, TOPIC, name)
@@ -358,9 +360,11 @@ class Configs:
             call.warn_of_configs(name, texts)
 
     async def _reset_broker(self, call: AdminCall, resource: "AnyResource") -> None:
-        """Take a request that only deletes configs of this broker, and do nothing: a broker has
-        none. kafka-reassign-partitions deletes its throttles in this way. Raise ChangeRefused for
-        every other request."""
+        """Take a request that only deletes configs of this broker, which has none.
+
+        kafka-reassign-partitions deletes its throttles in this way. Raise ChangeRefused for every
+        other request.
+        """
         await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         name = resource.resource_name
         self._check_node(name)

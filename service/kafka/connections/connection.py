@@ -238,8 +238,10 @@ class KafkaConnection:
             self._server.memory.decoded.leave(self)
 
     def _take_only(self) -> None:
-        """Take memory without its use: the frame that waited for it, or what the first request
-        needs to be decoded."""
+        """Take memory without its use.
+
+        It is for the frame that waited for it, or for decoding the first request.
+        """
         if self.frames.is_blocked and not (self._is_ending or self._is_muted or self._is_full()):
             frame = self.frames.pull()  # its size was checked before it waited
             if frame is not None:

@@ -77,8 +77,7 @@ class SizedPools:
 
 
 class RequestMemory(SizedPools):
-    """The bytes of requests that the broker has not answered, over all connections of a
-    listener."""
+    """The bytes of requests that the broker has not answered, of a listener's connections."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit // 4, limit - limit // 4)
@@ -137,8 +136,10 @@ class FrameReader:
         return 0 if self._frame is None or self._size <= SMALL_BYTES_MAX else self._size
 
     def drop(self) -> None:
-        """Free the bytes that have arrived: the connection has ended, and the garbage collector
-        finds it later."""
+        """Free the bytes that have arrived, because the connection has ended.
+
+        The garbage collector finds the connection later.
+        """
         self._data, self._at, self._frame, self._filled, self._size = b"", 0, None, 0, 0
 
     def buffer(self, shared: memoryview) -> memoryview:
@@ -183,8 +184,11 @@ class FrameReader:
         frame.extend(bytes(wanted - len(frame)))
 
     def pull(self) -> bytes | bytearray | None:
-        """Return the next whole frame, without its size; None if there is none, or if there is no
-        memory for it (`is_blocked`). Raises FrameRefused."""
+        """Return the next whole frame, without its size.
+
+        Return None if there is none, or if there is no memory for it (`is_blocked`). Raises
+        FrameRefused.
+        """
         frame = self._frame
         if frame is not None:
             if self._filled < self._size:

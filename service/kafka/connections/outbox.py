@@ -46,8 +46,10 @@ class Receiver(Protocol):
 
 
 class UnsentAnswers:
-    """The bytes of answers without records that clients have not taken, over all connections of a
-    listener. Each client may ask for a large answer and read nothing for `answer_s`."""
+    """The bytes of answers without records that a listener's clients have not taken.
+
+    Each client may ask for a large answer and read nothing for `answer_s`.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -36,8 +36,7 @@ FIRST_FLEXIBLE: dict[int, int] = {}
 
 
 class Field(NamedTuple):
-    """The versions of a field ("3+", "3-12", "4"; "" for all), the versions that allow null, the
-    tag."""
+    """A field's versions ("3+", "3-12", "4"; "" for all), versions that allow null, and tag."""
 
     versions: str = ""
     null: str = ""
@@ -78,8 +77,7 @@ class StructureMeta(msgspec.StructMeta):
         /,
         **options: Any,
     ) -> "StructureMeta":
-        """Make a class; `options` are those of messages: `api_key`, `versions`, `flexible`, and
-        `elements_max`."""
+        """Make a class; `options`: `api_key`, `versions`, `flexible` (messages), `elements_max`."""
         made = super().__new__(mcs, name, bases, namespace, kw_only=True, gc=False)
         for option, value in options.items():
             setattr(made, option, versions_of(value) if isinstance(value, str) else value)
