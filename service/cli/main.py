@@ -68,8 +68,7 @@ SUMMARIES = {
     "maintain": "Run retain, compact and collect, for example as a cron job.",
     "backup": "Copy a cluster to another store, while its brokers run.",
     "restore": "Make a new cluster in an empty store from a backup.",
-    "repair": "Repair the WAL, tails, or tables in doubt (damaged, changed by another program, or "
-    "ahead of the WAL).",
+    "repair": "Repair the WAL, tails, or tables in doubt.",
     "upgrade": "Raise the level of the log's format to the newest that this version knows.",
     "bounds": "Show or change the bounds that all brokers and commands of a cluster obey.",
     "topics": "Create, list, describe, alter, delete topics.",

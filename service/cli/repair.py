@@ -56,8 +56,9 @@ def repair(
     ] = False,
     change: ChangeOptions,
 ) -> None:
-    """Repair the WAL, tails, or tables in doubt (damaged, changed by another program, or ahead of
-    the WAL).
+    """Repair the WAL, tails, or tables in doubt.
+
+    A table in doubt is damaged, changed by another program, or ahead of the WAL.
 
     Without --drop-after, --lost or --strays the command repairs tables. Until a table in doubt is
     repaired, nothing is sealed into it or collected from it. If the WAL is damaged, the
