@@ -71,8 +71,10 @@ def pytest_runtest_teardown() -> Generator[None, object, object]:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Long bytes are not shown: a test has the same name in each worker, also where the bytes
-    have the time in them, as gzip's have."""
+    """Hide long bytes: a test has the same name in each worker.
+
+    Some bytes have the time in them, as gzip's have.
+    """
     return argname if isinstance(val, bytes) and len(val) > ID_BYTES_MAX else None
 
 
@@ -83,8 +85,11 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _background_threads_at_normal_priority() -> Iterator[None]:
-    """On a busy machine a thread of the lowest priority gets 1/70 of a normal one's share, and a
-    virtual loop waits for it. Brokers as processes of their own keep the priority."""
+    """Keep threads at normal priority, except in brokers as processes of their own.
+
+    On a busy machine a thread of the lowest priority gets 1/70 of a normal one's share, and a
+    virtual loop waits for it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "LOWEST_PRIORITY", os.getpriority(os.PRIO_PROCESS, 0))
         yield

@@ -1,5 +1,4 @@
-"""Backups on folders, with tables of Delta: what a place has, what is copied again, what is
-restored, and what is refused."""
+"""Backups on folders, with tables of Delta: their content, repetition, restore, refusals."""
 
 import asyncio
 import shutil
@@ -334,8 +333,10 @@ def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Pat
 def test_backup_has_deleted_seal(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the backup has looked at the tables, `u` is sealed and all its records are deleted: the
-    version before the seal has all rows that are left, but not the seal."""
+    """After the backup has looked at the tables, `u` is sealed and its records are deleted.
+
+    The version before the seal has all rows that are left, but not the seal.
+    """
     real = _Copy._load_tables
 
     async def loaded(self: _Copy) -> dict[str, ManifestVersion]:
@@ -420,8 +421,7 @@ def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("first_h", "then_h"), [(24, 1), (1, 24)])
 async def test_backup_begins_by_bounds_in_effect(first_h: int, then_h: int) -> None:
-    """Not by the first bounds, and also if a raised retention is longer than the WAL that is left
-    from before."""
+    """Not by the first bounds, and also if a raised retention is longer than the WAL left."""
     inner, place, target = MemoryStore(), MemoryStore(), MemoryStore()
     hour_ms = 3_600_000
     first = Bounds(wal_retention_ms=first_h * hour_ms)
@@ -566,8 +566,7 @@ async def test_manifest_is_deleted_after_two_refusals(monkeypatch: pytest.Monkey
 
 
 async def test_manifest_of_cancelled_backup_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The periodic renewal of the hold fails, and cancels the work, while the manifest is
-    deleted."""
+    """The renewal of the hold fails and cancels the work, while the manifest is deleted."""
     place = Place(created=BACKUPS)
     delete = place.delete
 

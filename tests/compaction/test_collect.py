@@ -1,5 +1,4 @@
-"""Collection on whole logs: only unreachable objects are deleted, also when processes crash or are
-suspended (I9)."""
+"""Collection deletes only unreachable objects, also when processes crash or pause (I9)."""
 
 import asyncio
 import json
@@ -591,8 +590,10 @@ def test_versions_of_seven_days_can_be_read(
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A topic with a commit for each of 12 seals, a checkpoint after five commits, and a log that
-    is a month old. Another commit with a checkpoint follows."""
+    """A topic with 12 commits and seals, a checkpoint after five, and a log a month old.
+
+    Another commit with a checkpoint follows.
+    """
     monkeypatch.setattr(delta, "CHECKPOINT_INTERVAL", 5)
     monkeypatch.setitem(delta._PROPERTIES, "delta.checkpointInterval", "5")
     with BrokerLog(tmp_path / "log") as broker:

@@ -1,5 +1,6 @@
-"""Maintenance crashes at every step (I7, I9): at each call of the store, before and after it, and
-on both sides of each commit to a table. Readers see the same log before and after, a scrub is
+"""Maintenance crashes at each call of the store and each commit to a table (I7, I9).
+
+It crashes before and after each of them. Readers see the same log before and after, a scrub is
 clean, and the next run ends with the result of a run without a crash.
 
 Seals die at every step in test_log_crashes, collections of every kind of garbage in test_collect.

@@ -1,5 +1,6 @@
-"""Brokers, maintenance and readers on one log, slow and killed, for minutes of virtual time: I1,
-I7, I9.
+"""Brokers, maintenance and readers on one log, for minutes of virtual time: I1, I7, I9.
+
+Some are slow, some are killed.
 
 Every reader sees written records in order at any moment. At the end all acked records are there
 that retention and compaction keep, and a scrub finds the log whole.
@@ -142,8 +143,11 @@ class World:
                 self.count(what)
 
     def works(self) -> Sequence[str]:
-        """Return the works to draw from: in the second half of the time those that were not done
-        twice yet, because threads decide how much is done."""
+        """Return the works to draw from.
+
+        In the second half of the time these are works that were not done twice yet, because threads
+        decide how much is done.
+        """
         rare = [what for what in WORK[1:] if self.done.get(what, 0) < 2]
         is_late = asyncio.get_running_loop().time() > self.end_s / 2
         return rare if is_late and rare else WORK[1:]

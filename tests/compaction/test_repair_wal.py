@@ -461,8 +461,10 @@ FOLDER_RECORDS = 4
 
 
 async def written_on_a_folder(root: Path) -> tuple[Acked, int]:
-    """A log as it is while a broker runs, and after the broker was killed: its acknowledged
-    records, and the number of its newest entry. That entry and the one before hold a record."""
+    """The acknowledged records of a log whose broker was killed, and its newest entry's number.
+
+    That entry and the one before hold a record.
+    """
     running = root.with_name("running")
     log = await broker(FolderStore(running), SystemClock())
     await log.create_topic("t", 1, {})

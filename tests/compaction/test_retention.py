@@ -219,9 +219,11 @@ async def test_two_that_run_at_once_come_to_one_result(inner: MemoryStore) -> No
 
 
 async def test_rewrite_of_another_run_leaves_no_hole(inner: MemoryStore) -> None:
-    """A run that removes a segment finds that another run has replaced it by a rewritten one: this
-    one is below the log start too. Its own removal would count as done, because the segment is
-    gone."""
+    """A run that removes a segment finds that another run has replaced it by a rewritten one.
+
+    The rewritten one is below the log start too. Its own removal would count as done, because the
+    segment is gone.
+    """
     log = await log_with(inner, SEGMENTS)
     async with closing(log), caring(inner) as first, caring(inner) as second:
         first_table = await first.table(first.state.topic("t"))
@@ -251,8 +253,10 @@ async def test_rewrite_of_another_run_leaves_no_hole(inner: MemoryStore) -> None
 
 
 async def test_a_log_start_that_a_client_moves_meanwhile_leaves_no_hole(inner: MemoryStore) -> None:
-    """After the segments below the log start are removed, a client deletes more records: the
-    segment that is cut now is not the first one."""
+    """After the segments below the log start are removed, a client deletes more records.
+
+    The segment that is cut now is not the first one.
+    """
     log = await log_with(inner, SEGMENTS)
     async with closing(log), caring(inner) as cluster:
         await log.delete_records("t", 0, 1)
@@ -362,8 +366,7 @@ async def expired(log: Log, **changes: str | None) -> list[Expiry]:
 
 
 async def log_of_three_hours(inner: MemoryStore, **configs: str) -> Log:
-    """Three segments in each of two partitions, an hour between them, and a tail; it is the third
-    hour now."""
+    """Three segments, an hour apart, in each of two partitions, and a tail; now is hour three."""
     log = await log_with(inner, SEGMENTS, partitions=2, **configs)
     await append(log, "tail", partition=1, timestamps=[inner.now_ms])
     inner.now_ms = TIME_MS + 3 * HOUR_MS
@@ -414,8 +417,11 @@ async def test_records_that_only_the_policy_kept(inner: MemoryStore) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_a_lower_size_of_a_partition(inner: MemoryStore, seed: int) -> None:
-    """The tail counts as if it was sealed: its segment differs a little from its bytes in the WAL,
-    so only partitions without a tail are compared exactly."""
+    """The tail counts as if it was sealed.
+
+    Its segment differs a little from its bytes in the WAL, so only partitions without a tail are
+    compared exactly.
+    """
     draw = random.Random(seed)
     async with closing(await log_of_three_hours(inner)) as log:
         table = await log.tables.of(log.state.topic("t"))

@@ -219,8 +219,10 @@ async def test_a_path_that_delta_cannot_open_is_refused(tmp_path: Path) -> None:
 
 
 class LossyProxy:
-    """Stands before an S3 and loses the answer to a PUT of a Delta version, once: the object is
-    stored, the client gets an error and retries."""
+    """Stands before an S3 and loses the answer to a PUT of a Delta version, once.
+
+    The object is stored; the client gets an error and retries.
+    """
 
     def __init__(self, endpoint_url: str, how: str) -> None:
         self.lost: list[str] = []

@@ -233,8 +233,10 @@ async def test_a_cancelled_create_leaves_the_store_usable(store: ObjectStore, si
 
 
 def threads() -> set[threading.Thread]:
-    """Threads but those of asyncio's own executor, which `asyncio.to_thread` starts, and those of
-    moto's server, which ends them a moment after their connection."""
+    """Threads but those of `asyncio.to_thread` and of moto's server.
+
+    moto ends its threads a moment after their connection.
+    """
     return {
         thread
         for thread in threading.enumerate()

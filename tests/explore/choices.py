@@ -36,8 +36,10 @@ class Diverged(RuntimeError):
 
 
 class Choices:
-    """`counts` and `marks` are of the choices so far: how many options there were, and a hash of
-    all options up to there."""
+    """`counts` and `marks` are of the choices so far.
+
+    How many options there were, and a hash of all options up to there.
+    """
 
     def __init__(self, given_choices: Sequence[int], bound: Bound, mark: bytes = b"") -> None:
         """`mark` is what another run had before the last of the given choices."""

@@ -79,8 +79,10 @@ class Cast:
             await self.world.ask(broker.address, lambda broker: broker.log.wal.refresh())
 
     async def replace(self) -> None:
-        """Start a broker for each crashed one, and let all list each other: the last one is the
-        sequencer of the first ones only if its rank says so."""
+        """Start a broker for each crashed one, and let all list each other.
+
+        The last one is the sequencer of the first ones only if its rank says so.
+        """
         world = self.world
         for slot in range(self.brokers):
             broker = self.slots.get(slot)
@@ -183,9 +185,11 @@ class Cast:
         self.begin(COLLECTOR, work())
 
     async def grow_old(self) -> None:
-        """A checkpoint of what there is, the WAL's retention, another entry and checkpoint: what
-        the first one covers and no tail needs is garbage now. Brokers poll, as idle ones do: only
-        suspended ones have expired views."""
+        """Write a checkpoint, let the WAL's retention pass, write another entry and checkpoint.
+
+        Objects that the first one covers and no tail needs are garbage now. Brokers poll, as idle
+        ones do: only suspended ones have expired views.
+        """
         await self._commit_and_checkpoint()
         await asyncio.sleep(WAL_S + 1.0)
         await self._commit_and_checkpoint()
@@ -203,8 +207,10 @@ class Cast:
             await self.world.ask(awake[-1].address, commit)
 
     async def recover(self) -> None:
-        """Nothing fails any more: suspended processes go on, crashed ones are replaced, each
-        broker takes a record and seals, and what all read is what there is."""
+        """Nothing fails any more: suspended processes go on, crashed ones are replaced.
+
+        Each broker takes a record and seals, and all read the same log.
+        """
         world = self.world
         self.stage.wake()
         await asyncio.sleep(2.0)

@@ -170,8 +170,11 @@ class Making:
         await self.store.close()
 
     async def commit_as_principals(self) -> None:
-        """The parts that belong to principals from level 3 on: a topic that grows, a group, a key
-        that another principal uses too, a producer, and a quota of a bound."""
+        """The parts that belong to principals from level 3 on.
+
+        A topic that grows, a group, a key that another principal uses too, a producer, and a quota
+        of a bound.
+        """
         key = IdempotencyKey("order-20", bytes(16), 3)
         offset = GroupOffset(FLIGHTS, 1, 2, metadata="m")
         batch = TopicRecords(FLIGHTS, 1, rows_of_json("4"), ProducerBatch(0, 0, 0))
@@ -189,8 +192,10 @@ class Making:
             await self.commit(request, principal=principal)
 
     async def commit_batches(self) -> None:
-        """The parts of Kafka's protocol from level 4 on: reserved ids, and two batches of one
-        producer, one without a producer and other rows in one entry."""
+        """The parts of Kafka's protocol from level 4 on: reserved ids, and batches.
+
+        One entry has two batches of one producer, one without a producer, and other rows.
+        """
         await self.commit(self.request(actions=[ReserveProducers(1000)]))
         sent = [rows_of_flights(), rows_of_json("2"), rows_of_json("3", "1")]
         producers = [(1, 0, 0), (1, 0, len(sent[0])), NO_PRODUCER]
@@ -216,8 +221,10 @@ class Making:
         await self.commit_client_groups()
 
     async def commit_client_groups(self) -> None:
-        """A group of Kafka's clients that settles twice and loses a member, another that becomes
-        empty, and an offset that is deleted. Then defaults of topics that are set and removed."""
+        """A group of Kafka's clients that settles twice and loses a member, and an empty one.
+
+        Also an offset that is deleted. Then defaults of topics that are set and removed.
+        """
         members = [
             SettledMember("m-1", "", "app", "/10.0.0.1", 45_000, 300_000, b"m1", b"a1", ALICE),
             SettledMember("m-2", "pod", "app", "/10.0.0.2", 45_000, 300_000, b"m2", b"a2"),
@@ -240,8 +247,11 @@ class Making:
             await self.commit(self.request(actions=[action]), principal=ALICE)
 
     async def make_raised(self) -> None:
-        """A commit and a checkpoint at level 1, the entry that raises it, both at level 2, each
-        action that level 1 does not have, and the same at level 3."""
+        """A cluster that an entry raises from level 1 to 2, and one raised to level 3.
+
+        A commit and a checkpoint at level 1, the entry, both at level 2, each action that level 1
+        does not have; and the same at level 3.
+        """
         await self.open()
         await self.commit(
             self.request(actions=[CreateTopic("flights", FLIGHTS, 1, {})]),

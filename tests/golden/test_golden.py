@@ -1,5 +1,6 @@
-"""Each level of the format as it was stored once: its meaning stays, and today's code writes the
-same bytes in a cluster that began at the level.
+"""Each level of the format as it was stored once: its meaning stays.
+
+Today's code writes the same bytes in a cluster that began at the level.
 
 An unintended failure here is a change of the format, which would break existing clusters: code must
 still read old objects, and new ones need a new level (FORMAT.md). Level 2 is not released: until it

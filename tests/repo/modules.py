@@ -1,5 +1,7 @@
-"""The modules of the product, each with the first line of its docstring:
-`python -m tests.repo.modules [FOLDER...]`, for example `storage/wal`."""
+"""The modules of the product, each with the first line of its docstring.
+
+`python -m tests.repo.modules [FOLDER...]`, for example `storage/wal`.
+"""
 
 import ast
 import sys

@@ -154,8 +154,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(folder: Path, **environment: str) -> Path:
-    """A wheel, built from a copy of what git tracks by this environment's setuptools: an isolated
-    build would need the package index."""
+    """A wheel, built from a copy of the files in git by this environment's setuptools.
+
+    An isolated build would need the package index.
+    """
     source = folder / "source"
     others = ("pyproject.toml", "README.md", "LICENSE", NATIVE)
     for path in [*MODULES, *PACKED, *map(Path, others)]:
@@ -249,8 +251,10 @@ def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], set[
 
 
 def without_extras(wheel: Path, folder: Path) -> tuple[Path, dict[str, str]]:
-    """The interpreter of an environment with the wheel, and variables with which `import hide`
-    hides the modules of the extras."""
+    """The interpreter of an environment with the wheel, and variables that hide the extras.
+
+    `import hide` hides their modules.
+    """
     python = installed(wheel, folder / "venv")
     hide = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in HIDDEN)
     (folder / "venv" / "hide.py").write_text(hide)

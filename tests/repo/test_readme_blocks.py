@@ -155,8 +155,11 @@ ready() {
 
 
 def run_serving(block: Block, folder: Path, checks: str) -> str:
-    """Run a block that starts brokers, as printed but for their ports and in the background, and
-    then the checks; `$FIRST` and `$LAST` are URLs of the brokers. Return the output."""
+    """Run a block that starts brokers, and then the checks; return the output.
+
+    The block runs as printed but for its ports and in the background. `$FIRST` and `$LAST` are URLs
+    of the brokers.
+    """
     ports: list[int] = []
 
     def in_background(match: re.Match[str]) -> str:

@@ -1,5 +1,4 @@
-"""terraform/: what a compiler would say, without the provider: names exist and nothing is unused;
-and what the module promises of the bucket."""
+"""terraform/ without the provider: names exist and are used; the promises of the bucket."""
 
 import contextlib
 import json

@@ -236,8 +236,10 @@ async def test_follower_waits_for_memory_of_page_that_is_longer_than_its_records
 
 
 async def test_task_of_answer_that_has_ended_takes_no_memory(broker: Broker) -> None:
-    """For example the task that waits for the room of a forwarded answer: it is cancelled only in a
-    later turn than its request."""
+    """For example the task that waits for the room of a forwarded answer.
+
+    It is cancelled only in a later turn than its request.
+    """
     fetcher = broker.app.consumers._fetch
     with fetcher.answer_share("User:a") as share:
         asking = asyncio.create_task(fetcher.reserve(share, MIB, is_refused=False))

@@ -1,5 +1,4 @@
-"""Bodies without records: each route takes small ones, and refuses a larger one before it is
-parsed."""
+"""Bodies without records: each route takes small ones, and refuses larger ones unparsed."""
 
 import gzip
 import json

@@ -1,5 +1,7 @@
-"""GET /topics/{t}/partitions/{p}/records: offsets, bounds, waiting, formats, both tiers, and
-damaged objects. Open streams are in test_follow."""
+"""GET /topics/{t}/partitions/{p}/records: offsets, bounds, waiting, formats, tiers, damage.
+
+Open streams are in test_follow.
+"""
 
 import asyncio
 import json

@@ -1,5 +1,7 @@
-"""Fetches that stay open, over a real server: lines and server-sent events as they are committed,
-resumption by Last-Event-ID, and no state after a disconnect."""
+"""Fetches that stay open, over a real server: lines and server-sent events as committed.
+
+Also resumption by Last-Event-ID, and no state after a disconnect.
+"""
 
 import asyncio
 import json

@@ -1,5 +1,7 @@
-"""Answers of group reads that do not arrive, over real sockets: their records come again, are not
-committed, and an answer that arrived does not come again."""
+"""Answers of group reads that do not arrive, over real sockets.
+
+Their records come again, are not committed, and an answer that arrived does not come again.
+"""
 
 import asyncio
 import json

@@ -1,5 +1,7 @@
-"""Three brokers behind a balancer that asks a random one each time: an instance's whole life, and
-the death of any broker in the middle of it."""
+"""Three brokers behind a balancer that asks a random one: an instance's whole life.
+
+Any broker may be killed in the middle of it.
+"""
 
 import asyncio
 import contextlib

@@ -100,8 +100,7 @@ def hello(size: int = 0) -> bytes:
 
 
 def padded(data: bytes, size: int) -> bytes:
-    """Return the ClientHello with one more extension, which no broker knows, in one record of
-    `size` bytes in all."""
+    """Return the ClientHello with one more, unknown extension, in one record of `size` bytes."""
     extensions = 44 + data[43]  # behind the session id; then the suites and the compression
     extensions += 2 + struct.unpack_from(">H", data, extensions)[0]
     extensions += 1 + data[extensions]

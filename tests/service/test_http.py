@@ -1,5 +1,7 @@
-"""HTTP as clients expect it, on every route: HEAD, OPTIONS, CORS, compression, request ids, Accept,
-strict bodies, links."""
+"""HTTP as clients expect it, on every route.
+
+HEAD, OPTIONS, CORS, compression, request ids, Accept, strict bodies, links.
+"""
 
 import gzip
 import json

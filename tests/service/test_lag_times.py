@@ -1,5 +1,7 @@
-"""Lag in seconds: ages of unread records, of tails and of sealed records, at a bounded cost; and
-the share of a topic's hottest partition."""
+"""Lag in seconds at a bounded cost, and the share of a topic's hottest partition.
+
+The ages are of unread records, of tails and of sealed records.
+"""
 
 from array import array
 from collections.abc import AsyncIterator

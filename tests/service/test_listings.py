@@ -1,5 +1,8 @@
-"""Lists grow with the cluster: each route that answers with a list has pages, or a reason here, and
-none holds the event loop, even if the cluster's state is at its bounds."""
+"""Each route that answers with a list has pages, or a reason here.
+
+Lists grow with the cluster, but none holds the event loop, even if the cluster's state is at its
+bounds.
+"""
 
 import typing
 from collections.abc import Iterator

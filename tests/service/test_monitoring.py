@@ -1,5 +1,7 @@
-"""The dashboard and the alerts of deploy/monitoring: every expression parses, every metric and
-label in it is one that brokers export, and what they point at is there."""
+"""The dashboard and the alerts of deploy/monitoring: every expression parses.
+
+Brokers export every metric and label in them, and their links are valid.
+"""
 
 import json
 import re

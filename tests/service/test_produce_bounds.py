@@ -1,5 +1,8 @@
-"""Records that no route of produce takes: without a key for a topic that is compacted by key, or
-stamped a year ahead. And what records without keys and values weigh."""
+"""Records that no route of produce takes, and the weight of records without content.
+
+No route takes a record without a key for a topic that is compacted by key, or one stamped a year
+ahead.
+"""
 
 import time
 from base64 import b64encode

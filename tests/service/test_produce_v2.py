@@ -1,5 +1,7 @@
-"""POST /topics/{t} and /topics/{t}/partitions/{p} through the whole application: accepted
-bodies, partitions, times of answers. Refusals are in test_produce_refusals."""
+"""POST /topics/{t} and /topics/{t}/partitions/{p} through the whole application.
+
+Accepted bodies, partitions, times of answers. Refusals are in test_produce_refusals.
+"""
 
 import asyncio
 import base64

@@ -180,8 +180,7 @@ async def test_waiting_instance_gets_no_later_record(
 
 
 async def test_forwarded_read_without_key_gets_no_later_record(broker: Broker) -> None:
-    """A broker forwards the key's id, and its message is signed: one without is not served at all
-    (S11)."""
+    """A broker forwards the key's id in a signed message, and serves none without (S11)."""
     await subscribe(broker, await key_of(broker.log, ALICE) | {"content-type": V2})
     proof = (next(iter(broker.log.state.access.keys)), "", 0)
     async with forwarded(broker, ALICE, proof) as reading, waiting(broker, reading) as task:

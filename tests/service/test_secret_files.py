@@ -136,9 +136,12 @@ async def test_folder_is_for_its_user_alone(tmp_path: Path) -> None:
 
 
 async def test_process_that_may_write_wal_is_administrator() -> None:
-    """Rights with a signature would not help: such a process can also
-    write a checkpoint with any state, delete records, and read `secret.json`, because brokers write
-    the WAL with the same permission. The boundary is the permission to write, and is documented."""
+    """Rights with a signature would not help against a process that may write the WAL.
+
+    It can also write a checkpoint with any state, delete records, and read `secret.json`, because
+    brokers write the WAL with the same permission. The boundary is the permission to write, and is
+    documented.
+    """
     store = MemoryStore()
     async with secured(store) as broker:
         header = await key_of(broker.log, "User:mallory")

@@ -19,8 +19,7 @@ from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 
 class App:
-    """Answers with a body of the size that the path asks for: whole, or in two messages of ASGI
-    where the path says so."""
+    """Answers with a body of the size in the path, whole or in two messages of ASGI."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()

@@ -1,5 +1,7 @@
-"""Backups of a cluster under load: sealed, merged, compacted, retained and collected meanwhile, its
-brokers killed and stopped. Each backup is restored, and compared with the acknowledgements.
+"""Backups of a cluster under load: each is restored and compared with the acknowledgements.
+
+Meanwhile the log is sealed, merged, compacted, retained and collected, and its brokers are killed
+and stopped.
 
 The property: each record that was acknowledged before a backup began is in it at its offset, unless
 retention or compaction took it; the offsets have no hole; a scrub finds nothing. A backup that

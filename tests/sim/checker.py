@@ -512,8 +512,7 @@ class _Records:
 
 
 def _gap(offsets: Sequence[int], first: int, given_up: set[int], *, is_compacted: bool) -> str:
-    """Say what is wrong with offsets that should continue at `first`, without those that a repair
-    gave up; empty if nothing."""
+    """Say how offsets do not continue at `first`, without those given up; empty if they do."""
     if is_compacted:
         ascends = all(a < b for a, b in itertools.pairwise(offsets))
         return "" if ascends and (not offsets or offsets[0] >= first) else f"not in order {offsets}"

@@ -1,5 +1,4 @@
-"""Clients of a simulated cluster: they send requests to any broker, and record requests and
-answers.
+"""Clients of a simulated cluster: they ask any broker, and record requests and answers.
 
 Each client is a process. An answer decides only the client's next step; the judge is
 tests.sim.checker.
@@ -221,8 +220,11 @@ async def by_reservation(broker: Broker) -> int:
 
 
 class Idempotent(Client):
-    """An idempotent producer of Kafka's protocol: a broker gives it an id, and its batches to a
-    partition have sequences without a gap. After an unknown outcome it needs a new id."""
+    """An idempotent producer of Kafka's protocol, with an id that a broker gives it.
+
+    Its batches to a partition have sequences without a gap. After an unknown outcome it needs a new
+    id.
+    """
 
     def __init__(
         self,

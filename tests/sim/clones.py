@@ -64,8 +64,10 @@ class Disk(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A machine at one moment, as far as it has an effect: the state of a broker, its
-    names and numbers, and its disk. Requests of clients are not in it: their connections break."""
+    """A machine at one moment: the state of a broker, its names and numbers, and its disk.
+
+    Requests of clients are not in it: their connections break.
+    """
 
     of: Broker
     cluster: ClusterIdentity
@@ -164,8 +166,10 @@ class CloneRun(Run):
             self._slots += 1
 
     def _take_or_restore(self) -> None:
-        """Restore the machine of a snapshot, if its process has ended and left nothing that only
-        its disk has; else take one."""
+        """Restore the machine of a snapshot, or take one.
+
+        Restore it if its process has ended and left nothing that only its disk has.
+        """
         ready, snapshot = self.world.ready(), self._snapshot
         if snapshot is None:
             if ready and not (broker := self.draws.choice(ready)).process.is_stopped:

@@ -1,5 +1,6 @@
-"""A crash at every await: a scenario runs again and again, its victim crashes a step later each
-time.
+"""A crash at every await: a scenario runs again and again, each time with a later crash.
+
+Its victim crashes a step later each time.
 
 A step is what a process does from one await to the next, so that every await of every path of the
 scenario is a crash point, with the store's calls among them. Nothing else goes wrong. After the
@@ -94,8 +95,10 @@ class CrashRun(Run):
         return Producer(self.world, f"p{self.world.recorder.next_op()}", _LOAD)
 
     async def write(self, *brokers: Broker) -> None:
-        """Two requests to each, one after the other, with a key and without; a key is retried
-        at any live broker."""
+        """Send two requests to each, with a key and without; retry a key at any live broker.
+
+        The second request follows the first.
+        """
         for turn in range(2):
             for broker in brokers:
                 producer = self.producer()

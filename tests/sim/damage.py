@@ -1,5 +1,6 @@
-"""Objects of the store are damaged while brokers and maintenance work: entries, their copies,
-chunks, uploads, checkpoints, segments, commits of tables, strays in `wal/`.
+"""Objects of the store are damaged while brokers and maintenance work.
+
+Entries, their copies, chunks, uploads, checkpoints, segments, commits of tables, strays in `wal/`.
 
 The property: one damaged thing costs itself (DESIGN 8). Brokers stay, commit, and serve all other
 records; an error names the damaged object and no more offsets than it has; nothing wrong is served;
@@ -282,8 +283,10 @@ class DamageRun(Run):
         world.bug(f"{broker.name} takes no record of {topic} beside damage")
 
     async def _until_sealed(self, until_s: float) -> None:
-        """Wait until each partition whose table can be read is sealed up to damage, or up to the
-        end that it has now. Producers continue, so a later end may never be sealed."""
+        """Wait until each partition with a readable table is sealed up to damage or its end now.
+
+        Producers continue, so a later end may never be sealed.
+        """
         world = self.world
         ends = {
             (topic.name, number): partition.high_watermark

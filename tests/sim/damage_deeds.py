@@ -1,5 +1,7 @@
-"""The damage in the store of a simulated cluster (tests/sim/damage.py): each deed changes one
-object, and says which records that costs."""
+"""The damage in the store of a simulated cluster (tests/sim/damage.py).
+
+Each deed changes one object, and says which records that costs.
+"""
 
 import io
 from collections.abc import Callable

@@ -1,5 +1,7 @@
-"""Deliberate faults in the guards against damage and against copies of a process (DESIGN 8 and 11),
-for tests/sim/mutations.py."""
+"""Deliberate faults in the guards against damage and copies, for tests/sim/mutations.py.
+
+The copies are of a process (DESIGN 8 and 11).
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -11,8 +11,10 @@ Patch = tuple[Any, str, Any]
 
 
 def noticed(expects: Callable[[LogError], bool], bug: Callable[[str], None]) -> list[Patch]:
-    """Return the patch that reports each doubt of a broker that the world does not expect, also if
-    the doubt ends before the run does."""
+    """Return the patch that reports each doubt of a broker that the world does not expect.
+
+    A doubt that ends before the run does counts, too.
+    """
     real = OpenTables.doubt
 
     def doubt(tables: OpenTables, topic: Topic, error: TableInDoubt | None) -> None:

@@ -1,5 +1,7 @@
-"""A log continues from an older state: after a restore, and after a repair gave up its newest
-entries. Producers that have their ids from later entries send on, beside new producers.
+"""A log continues from an older state, after a restore or a repair of its newest entries.
+
+The repair gave these entries up. Producers that have their ids from later entries send on, beside
+new producers.
 
 The property (I11): no new producer gets the id of another one, of any continuation, and each batch
 that is acknowledged is in the log once, at its offset. The history has the records that a

@@ -132,8 +132,10 @@ def _writes(story: Story) -> dict[tuple[str, Where], list[tuple[Call, int]]]:
 
 
 def _offsets(story: Story) -> Iterator[tuple[str, str]]:
-    """Each group's offset of a partition is a register: a read finds the newest commit, or one that
-    was under way, or may have been."""
+    """Each group's offset of a partition is a register.
+
+    A read finds the newest commit, or one that was under way, or may have been.
+    """
     writes = _writes(story)
     for call in story.calls.values():
         if not (isinstance(call.asked, Ask) and isinstance(call.answer, Told)):
@@ -247,8 +249,10 @@ def _seeks_of(story: Story, poll: Poll, partition: Where) -> list[tuple[Call, Pl
 
 
 def _seeks(story: Story) -> Iterator[tuple[str, str]]:
-    """A member that seeks gets the records from there next, as long as its group stays in the
-    generation in which the member had read before."""
+    """A member that seeks gets the records from there next.
+
+    This holds as long as its group stays in the generation in which the member had read before.
+    """
     calls = sorted(story.calls.values(), key=lambda call: call.asked_at)
     generation: dict[tuple[str, str], int] = {}
     expected: dict[tuple[str, str], dict[Where, tuple[int, int]]] = defaultdict(dict)
@@ -276,8 +280,10 @@ def _seeks(story: Story) -> Iterator[tuple[str, str]]:
 
 
 def _once(story: Story) -> Iterator[tuple[str, str]]:
-    """Of groups whose commits carry what was made of the records: the results in the end are those
-    of the records up to what is committed in the end, each once."""
+    """The results of groups whose commits carry them are there once.
+
+    In the end they are those of the records up to the committed offset.
+    """
     read = {topic for topic, _ in story.finals}
     sources = {
         record.value: (append.commit.group, record.source)

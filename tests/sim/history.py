@@ -262,8 +262,7 @@ class Given(_Event, frozen=True):
 
 
 class Final(_Event, frozen=True):
-    """The partition in the end, when nothing fails any more: all that a reader gets from the log
-    start on."""
+    """The partition in the end, when nothing fails any more: all records from the log start on."""
 
     topic: str
     partition: int
@@ -272,8 +271,10 @@ class Final(_Event, frozen=True):
 
 
 class Drained(_Event, frozen=True):
-    """The group, which began where the log does, has been read to the end: these topics, or all
-    those of which it got anything."""
+    """The group, which began where the log does, has been read to the end.
+
+    The topics are these, or all those of which it got records.
+    """
 
     group: str
     topics: list[str] = []

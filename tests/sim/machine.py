@@ -54,8 +54,10 @@ class Process:
         return f"<process {self.name}>"
 
     def hold(self, handle: asyncio.Handle) -> None:
-        """Keep it until the process continues; of a killed process, always: Python would end a
-        task that is freed by an exception."""
+        """Keep it until the process continues; of a killed process, always.
+
+        Python would end a task that is freed by an exception.
+        """
         self._held.append(handle)
 
     def kill(self) -> None:
@@ -326,8 +328,10 @@ def quietly() -> Iterator[None]:
 def run(
     main: Callable[[], Coroutine[Any, Any, T]], *, thread_s: Callable[[], float], end_s: float
 ) -> T:
-    """`main()` in the world's own context; raises what it does, Stuck, or the
-    errors of failed tasks that no task awaited. Use it `quietly`."""
+    """Run `main()` in the world's own context; use it `quietly`.
+
+    Raises as `main()` does, Stuck, or the errors of failed tasks that no task awaited.
+    """
     _numbers.begin()
     loop = Loop(thread_s, end_s)
     try:

@@ -229,10 +229,11 @@ class Member(Client):
 
 
 class Worker(Member):
-    """Consumes, transforms and produces: what it makes of records and how far it has read them are
-    one request. It retries the same request until the outcome is known. A worker that is refused
-    leaves and joins again: it has read beyond the committed offset, and another member may own
-    it."""
+    """Consumes, transforms and produces: results and offsets are one request.
+
+    It retries the same request until the outcome is known. A worker that is refused leaves and
+    joins again: it has read beyond the committed offset, and another member may own it.
+    """
 
     def __init__(
         self, world: World, name: str, load: Load, group: str, habits: Habits = PLAIN

@@ -206,8 +206,10 @@ def _no_transactions() -> list[Patch]:
 
 
 def _sealed_by_an_old_view() -> list[Patch]:
-    """The guard matters only if another sealer stopped between its commit to the table and its
-    action in the WAL. So here every second sealer stops there, which is no fault by itself."""
+    """Stop every second sealer between its commit to the table and its action in the WAL.
+
+    Only then the guard matters. The stop is no fault by itself.
+    """
     some, plan, add = Sealer._seal_some, Sealer._plan, Sealer._add
     topics: dict[str, Any] = {}
     commits = itertools.count()

@@ -28,8 +28,10 @@ T = TypeVar("T")
 
 
 class Weather(NamedTuple):
-    """How likely it is that a call goes wrong, and how long one takes: the median, and the spread
-    of a lognormal."""
+    """The likelihood that a call goes wrong, and the time of a call.
+
+    The time is lognormal, by its median and its spread.
+    """
 
     lost: float = 0.0
     """A create whose outcome is unknown: not done, done, done later; or 412 for one's own."""

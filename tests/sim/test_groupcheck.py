@@ -1,5 +1,8 @@
-"""Broken promises to members that seek, to workers whose results and offsets are one request, and
-about topics that go: seen in histories made by hand; and honest ones pass."""
+"""Broken promises to members are found in histories made by hand; honest ones pass.
+
+The promises are to members that seek, to workers whose results and offsets are one request, and
+about topics that go.
+"""
 
 from collections.abc import Callable
 
@@ -31,8 +34,7 @@ def seek(tale: Tale, member: str, offset: int, *, is_done: bool = True) -> None:
 def work(
     tale: Tale, key: str, generation: int, first: int, end: int, *, offset: int | None = None
 ) -> int:
-    """Append a worker's results of records from `first` on, with its commit; acked from `offset`
-    on."""
+    """Append a worker's results from `first` on, with its commit; acked from `offset` on."""
     records = [
         Written("results", f"{key}.{n}", 0, source=Place("t", 0, n)) for n in range(first, end)
     ]

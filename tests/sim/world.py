@@ -418,8 +418,10 @@ class World:
 
     @contextlib.contextmanager
     def standing_in(self, grace: Grace) -> Iterator[None]:
-        """While the world runs: deltalake is ours, hot logs that are recovered are known, and the
-        times of an hour and more are in the proportion of this run's."""
+        """While the world runs, deltalake is ours, and hot logs that are recovered are noted.
+
+        Times of an hour and more are in the proportion of this run's.
+        """
         recover = tidelog.storage.write.hot_log_file.recover
         set_aside, make = HotLog.set_aside, HotLog._make
 

@@ -1,5 +1,7 @@
-"""A log that was compacted, retained and collected, read without a broker: on every store by plan,
-by Spark in both ways, and as a plain Delta table."""
+"""A log that was compacted, retained and collected, read without a broker.
+
+It is read on every store by plan, by Spark in both ways, and as a plain Delta table.
+"""
 
 import asyncio
 import json

@@ -140,8 +140,10 @@ def test_reading_writes_nothing(read: Read, history: History) -> None:
 
 
 def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: Path) -> None:
-    """Each request goes to both partitions: no snapshot has half of one (I4), or a record twice
-    or none while it moves to the table (I7)."""
+    """Each request goes to both partitions: no snapshot has half of one (I4).
+
+    None has a record twice or not at all while it moves to the table (I7).
+    """
     stop = threading.Event()
     seen: list[tuple[int, int]] = []
     opened = threading.Event()

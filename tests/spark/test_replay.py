@@ -1,5 +1,7 @@
-"""Records that `tidelog replay` writes, in the session of this suite; a whole run of the command is
-in tests/system/test_cli_replay.py."""
+"""Records that `tidelog replay` writes, in the session of this suite.
+
+A whole run of the command is in tests/system/test_cli_replay.py.
+"""
 
 import csv
 import datetime as dt

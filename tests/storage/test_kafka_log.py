@@ -1,5 +1,7 @@
-"""Kafka's record batches in the log: what producers send is what every reader gets, in both tiers,
-next to records of other clients."""
+"""Kafka's record batches in the log: every reader gets them as producers sent them.
+
+This holds in both tiers, next to records of other clients.
+"""
 
 import asyncio
 import random

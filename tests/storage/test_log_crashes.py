@@ -156,8 +156,11 @@ async def test_i7_failed_seal_is_tried_again(inner: MemoryStore, what: str, faul
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_i1_killed_log_opens_again_as_it_was(inner: MemoryStore, seed: int) -> None:
-    """Writers, sealers and checkpoints on brokers that are killed one after the other; whatever was
-    acked keeps its offset, nothing is there twice, and what was not acked is there once or not."""
+    """Writers, sealers and checkpoints on brokers that are killed one after the other.
+
+    Whatever was acked keeps its offset, nothing is there twice, and what was not acked is there
+    once or not.
+    """
     draws = random.Random(seed)
     await (await with_topic(inner)).close()
     acked: dict[tuple[int, int], str] = {}

@@ -208,8 +208,10 @@ async def test_i7_sealers_that_race_seal_each_record_once(inner: MemoryStore) ->
 
 
 async def test_another_sealer_that_goes_ahead_of_ours_is_no_damage(inner: MemoryStore) -> None:
-    """Ours has read the manifest; before it comes to a partition, another has sealed that, and our
-    view knows already."""
+    """Before ours comes to a partition, another has sealed that, and our view knows already.
+
+    Ours has read the manifest before.
+    """
     ours = await with_topic(inner)
     other = await opened(inner)
     async with closing(ours, other):

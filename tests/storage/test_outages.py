@@ -1,5 +1,7 @@
-"""Outages of the store, on virtual time: what was acked is there, what was refused is not, and the
-broker is at full speed again within seconds."""
+"""Outages of the store, on virtual time: acked records are there, refused ones are not.
+
+The broker is at full speed again within seconds.
+"""
 
 import asyncio
 from collections import Counter

@@ -67,8 +67,10 @@ class Broker(BrokerProcess):
         return _program(self._tuning)
 
     def use(self, variables: Mapping[str, str] | None = None) -> None:
-        """Run as a new interpreter with these variables from the next start on; without, as this
-        version."""
+        """Run as a new interpreter with these variables from the next start on.
+
+        Without variables, run as this version.
+        """
         self._is_fresh = variables is not None or not CAN_FORK
         self._environment = environment(**(variables or {}))
 

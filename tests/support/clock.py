@@ -35,8 +35,10 @@ class ManualClock:
         return self.name.to_bytes(8, "big") + self._ids.to_bytes(8, "big")
 
     def miss(self, seconds: float) -> None:
-        """Let boot time miss so much of what has passed, as that of a guest does that its host
-        paused; wall time is right again."""
+        """Let boot time miss this much, as that of a guest does that its host paused.
+
+        Wall time is right again.
+        """
         self._slept_s -= seconds
         self.skew_ms += int(seconds * 1000)
 

@@ -9,8 +9,11 @@ WRITER = "b"
 
 
 def elapse(state: ClusterState, until_ms: int, writer: str = WRITER) -> int:
-    """Apply empty entries of the writer, which must have one, in steps that count in full, to at
-    most one step before that time. Return the time at which its next entry advances to it."""
+    """Apply empty entries of the writer, to at most one step before that time.
+
+    The writer must have an entry; the steps count in full. Return the time at which its next entry
+    advances to it.
+    """
     until_ms = max(until_ms, state.elapsed_ms)
     for at_ms in range(state.elapsed_ms + STEP_MS_MAX, until_ms, STEP_MS_MAX):
         seq = state.seq + 1

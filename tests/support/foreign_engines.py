@@ -113,8 +113,10 @@ def batch_offsets(root: Path, **options: str) -> list[int]:
 
 
 def stream_offsets(root: Path, rows_max: int, **options: str) -> Iterator[list[int]]:
-    """The offsets of each micro-batch of `spark.readStream.format("tidelog")` from the beginning
-    to the end of the log. Raises LogError."""
+    """The offsets of each micro-batch of `spark.readStream.format("tidelog")` over the log.
+
+    Raises LogError.
+    """
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
     from tidelog.storage.spark.request import request_of

@@ -93,8 +93,9 @@ def violations(requests: Sequence[Request], log: Log) -> list[str]:
 def cut(
     requests: Sequence[Request], log: Log, is_sent_again: Callable[[Request], bool]
 ) -> list[str]:
-    """Write down in the requests that the log continues from this copy of an earlier moment: forget
-    the answers about what it does not have. Call it while no request can be answered.
+    """Write down in the requests that the log continues from this copy of an earlier moment.
+
+    Forget the answers about what it does not have. Call it while no request can be answered.
 
     `is_sent_again` are requests whose producer still waits for an answer. The others may be in the
     log later only if they are in this copy. Return what is wrong with the copy.

@@ -53,8 +53,11 @@ async def log_with(
     settings: LogSettings = COLD,
     **configs: str,
 ) -> Log:
-    """Topic `t`, each list of values one segment of every partition; an hour between segments, by
-    the store's clock and the records' own. The clock ends where the last one was written."""
+    """Topic `t`, each list of values one segment of every partition, an hour between segments.
+
+    The hour is by the store's clock and the records' own. The clock ends where the last one was
+    written.
+    """
     log = await opened(inner, settings)
     named = {name.replace("_", "."): value for name, value in configs.items()}
     await log.create_topic("t", partitions, named)

@@ -30,9 +30,11 @@ class Moto(NamedTuple):
 def running_moto(
     bucket: str = "tidelog", on_request: Callable[["WSGIEnvironment"], object] = lambda _: None
 ) -> Iterator[Moto]:
-    """All servers of one process share buckets, objects and policies: a test that puts a policy
-    takes a bucket of its own. `on_request` gets each request before moto; it may read the body, if
-    it puts one back."""
+    """Run an S3 that shares buckets, objects and policies with the others of this process.
+
+    So a test that puts a policy takes a bucket of its own. `on_request` gets each request before
+    moto; it may read the body, if it puts one back.
+    """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for every request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

@@ -112,8 +112,10 @@ class RandomActions:
         self._kinds = [kind for kind in kinds if level_of(kind) <= state.level]
 
     def commit(self) -> Commit:
-        """Return a commit of one to four actions, in some cases with a key, a hot mark, a principal
-        and the same actions again in another order."""
+        """Return a commit of one to four actions.
+
+        Some have a key, a hot mark, a principal and the same actions again in another order.
+        """
         draw = self.draw
         count = draw.choice((1, 1, 2, 3, 4))
         drawn = [KINDS[draw.choice(self._kinds)](self) for _ in range(count)]

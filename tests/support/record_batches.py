@@ -32,8 +32,10 @@ def sent(rows: Rows, producer: tuple[int, int, int] = NO_PRODUCER, codec: int = 
 
 
 def _without_time(data: bytearray) -> bytes:
-    """Clear the time of compression in the header of gzip: the same records give the same bytes,
-    and the simulator repeats a run."""
+    """Clear the time of compression in the header of gzip.
+
+    So the same records give the same bytes, and the simulator repeats a run.
+    """
     data[_RECORDS_AT + 4 : _RECORDS_AT + 8] = bytes(4)
     data[_CRC_AT : _CRC_AT + 4] = crc32c(data[_CRC_AT + 4 :]).to_bytes(4, "big")
     return bytes(data)

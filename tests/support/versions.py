@@ -12,8 +12,10 @@ PACKAGES = ("storage", "service", "compaction")
 
 
 def variables_of(revision: str, folder: Path) -> dict[str, str]:
-    """Unpack a revision into the folder, and return the variables with which a new interpreter
-    imports it. It has the installed libraries of this version."""
+    """Unpack a revision, and return variables with which a new interpreter imports it.
+
+    It has the installed libraries of this version.
+    """
     archive = subprocess.run(
         ["git", "archive", "--format=tar", revision, *PACKAGES],
         cwd=ROOT,

@@ -98,8 +98,11 @@ VIRTUAL_TIME = ("asyncio", {"loop_factory": VirtualLoop})
 
 @contextlib.contextmanager
 def checked() -> Iterator[None]:
-    """Fail if a loop that ends in the block reported an exception that no task retrieved, or a
-    callback that failed. pytest's hooks use it for each test, and for its teardown."""
+    """Fail if a loop that ends in the block reported an exception or a failed callback.
+
+    The exception is one that no task retrieved. pytest's hooks use it for each test, and for its
+    teardown.
+    """
     try:
         yield
     finally:

@@ -42,8 +42,10 @@ def the_log(broker: Broker, topic: str, partitions: int) -> Log:
 
 
 def json_values(url: str, query: str = "", partition: int = 0) -> list[Any]:
-    """Of a partition of topic `t` through a balancer, page by page: what was acked anywhere is seen
-    at its own offset at the latest."""
+    """Of a partition of topic `t` through a balancer, page by page.
+
+    A record acked anywhere is seen at its own offset at the latest.
+    """
     values: list[Any] = []
     while True:
         path = f"{url}/topics/t/partitions/{partition}/records?offset={len(values)}{query}"

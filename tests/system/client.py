@@ -170,8 +170,10 @@ class Client:
         return answer.status
 
     def read(self, topic: str, partition: int, offset: int = 0) -> list[Read]:
-        """Every record from an offset on, until a fetch at the end finds nothing: that one alone
-        has asked the store."""
+        """Every record from an offset on, until a fetch at the end finds nothing.
+
+        Only that fetch has asked the store.
+        """
         records: list[Read] = []
         while True:
             page, offset = self.read_page(topic, partition, offset)
@@ -273,8 +275,7 @@ def _json(records: Sequence[Written]) -> bytes:
 
 
 def _arrow(records: Sequence[Written]) -> bytes:
-    """With a partition for every record: the answer gives ranges, which only then say which is
-    which."""
+    """With a partition for every record: only then the answer's ranges say which is which."""
     columns = {
         "value": pa.array([record.value for record in records], pa.binary()),
         "key": pa.array([record.key for record in records], pa.binary()),

@@ -207,8 +207,10 @@ class KafkaProducer(Threads):
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Whether a producer cannot go on. confluent-kafka may call back with its own error set, and
-    then Python raises SystemError."""
+    """Whether a producer cannot go on.
+
+    confluent-kafka may call back with its own error set, and then Python raises SystemError.
+    """
     if isinstance(error, SystemError):
         return True
     cause: librdkafka.KafkaError = error.args[0]

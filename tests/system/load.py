@@ -60,8 +60,10 @@ class Load(Threads):
     """
 
     def __init__(self, base_url: str | Sequence[str], mix: Mix, seed: int) -> None:
-        """Several URLs are brokers behind a balancer: a retry goes to another of them, and what
-        comes of each is in `events`, too."""
+        """Several URLs are brokers behind a balancer: a retry goes to another of them.
+
+        The results of each are in `events`, too.
+        """
         self._base_url = base_url
         self.events: list[list[Event]] = []
         self._mix = mix
@@ -155,8 +157,10 @@ class Load(Threads):
 
 
 class Reading(Watching):
-    """Reads a partition from its begin to its end, again and again, in pages of a few records; any
-    offset that is not the next one is a failure."""
+    """Reads a partition from its begin to its end, again and again, in small pages.
+
+    Any offset that is not the next one is a failure.
+    """
 
     def __init__(self, base_url: str, topic: str, partition: int) -> None:
         super().__init__(Client(base_url))

@@ -49,8 +49,10 @@ class Nemesis:
         seed: int,
         variables: Mapping[str, str],
     ) -> None:
-        """`ways` lead from a broker to the store, `peers` from the others to a broker; `variables`
-        are the environment of `tidelog maintain`."""
+        """`ways` lead from a broker to the store, `peers` from the others to a broker.
+
+        `variables` are the environment of `tidelog maintain`.
+        """
         self._brokers = brokers
         self._ways = ways
         self._peers = peers
@@ -152,8 +154,10 @@ class Nemesis:
             self._wait(0.5, 3.0)
 
     def _cut_between_brokers(self) -> None:
-        """One gets no message from the others for longer than their timeout, though all of
-        them reach the store."""
+        """Let one get no message from the others for longer than their timeout.
+
+        All of them reach the store.
+        """
         with self._draw.choice(self._peers).silent():
             self._wait(1.0, 4.0)
 

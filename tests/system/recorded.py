@@ -1,5 +1,7 @@
-"""Clients that record requests and answers, as clients of the simulator do: one checker
-serves both (tests.sim.checker)."""
+"""Clients that record requests and answers, for the simulator's checker.
+
+It is tests.sim.checker.
+"""
 
 import abc
 import random

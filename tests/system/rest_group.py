@@ -1,5 +1,7 @@
-"""Members of a REST group that commit, and that lose answers: their connections close before an
-answer, in the middle of one, or when their own timeout ends."""
+"""Members of a REST group that commit, and that lose answers.
+
+Their connections close before an answer, in the middle of one, or when their own timeout ends.
+"""
 
 import base64
 import contextlib

@@ -1,5 +1,7 @@
-"""Several brokers on one store, as processes: one and the same log at each of them, whichever of
-them is killed, stopped or terminated (I1 to I6)."""
+"""Several brokers on one store, as processes: the same log at each of them (I1 to I6).
+
+Any of them is killed, stopped or terminated.
+"""
 
 import contextlib
 import secrets

@@ -24,8 +24,10 @@ def test_replay_of_what_is_not_there_does_not_start_spark(broker: Broker, tmp_pa
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store whose broker has ended, with a topic of which two thirds are sealed; one record a
-    second from 2020 on."""
+    """A store whose broker has ended, with a topic of which two thirds are sealed.
+
+    It has one record a second from 2020 on.
+    """
     with Broker(tmp_path_factory.mktemp("replayed")) as broker:
         broker.create_topic("t", PARTITIONS)
         lines = [

@@ -206,8 +206,7 @@ class Churn(Threads):
 
 @pytest.mark.slow
 def test_members_come_and_go_by_any_signal(tmp_path: Path) -> None:
-    """1 to 2 to 3 to 1 members on 64 partitions under load: none exits by itself, and no record is
-    missing."""
+    """1 to 2 to 3 to 1 members on 64 partitions: none exits by itself, and no record is missing."""
     rng = random.Random(7)
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
     with Broker(tmp_path / "broker") as broker:

@@ -1,5 +1,7 @@
-"""docker-compose.yml without Docker: what its brokers, its balancer and its jobs would run, as
-processes; commands, environment and configuration are those of the files."""
+"""docker-compose.yml without Docker: its brokers, balancer and jobs as processes.
+
+Commands, environment and configuration are those of the files.
+"""
 
 import json
 import os

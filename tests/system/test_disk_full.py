@@ -1,5 +1,7 @@
-"""Disks that fill up: a definite no while they are full, nothing half, and work again afterwards
-(I6). A small tmpfs is the disk, so root is needed."""
+"""Disks that fill up: a definite no meanwhile, nothing half, and work afterwards (I6).
+
+A small tmpfs is the disk, so root is needed.
+"""
 
 import io
 import os

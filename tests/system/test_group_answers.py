@@ -1,5 +1,7 @@
-"""A member of a REST group whose own timeout ends a read while a broker stands still, and that then
-reads on: no record is passed over, though the answer went to a closed socket."""
+"""A member of a REST group whose own timeout ends a read while a broker stands still.
+
+It then reads on: no record is passed over, though the answer went to a closed socket.
+"""
 
 import socket
 import time

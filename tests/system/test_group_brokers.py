@@ -27,8 +27,10 @@ TAKEN = "its coordinator cannot be reached"
 
 
 class Anywhere:
-    """A client behind a balancer that sends each request to another broker, and repeats what fails
-    as clients do: what was not acked, or may be repeated."""
+    """A client behind a balancer that sends each request to another broker.
+
+    It repeats what fails as clients do: what was not acked, or may be repeated.
+    """
 
     def __init__(self, cluster: list[Broker], seed: int) -> None:
         self.found = cluster
@@ -113,8 +115,10 @@ def was_calm(cluster: list[Broker]) -> bool:
 
 
 def is_committed(instance: Instance, count: int) -> bool:
-    """The next read acknowledges the records of the last one, or returns again the records that a
-    replaced coordinator had not committed."""
+    """The next read acknowledges the last one's records, or returns them again.
+
+    It returns the records that a replaced coordinator had not committed.
+    """
     instance.read("timeout=0")
     return sum(instance.committed()) == count
 

@@ -1,6 +1,7 @@
-"""Twelve partitions, consumers that come, pause, vanish and leave at random, brokers that are
-killed, all under load: every record is read at least once, by one owner in a generation; and where
-results and offsets go in one request, each result is there once.
+"""Twelve partitions under load, consumers that come and go, brokers that are killed.
+
+Consumers come, pause, vanish and leave at random. Every record is read at least once, by one owner
+in a generation; and where results and offsets go in one request, each result is there once.
 
 Seconds, by default, and one broker killed; `TIDELOG_CHURN_S=120` runs for so long and kills all the
 time.
@@ -199,8 +200,10 @@ class Run:
 
 
 def _ours(answer: httpx.Response, status: int) -> httpx.Response:
-    """An answer to a member; raises Gone for the two that say that it is none, or owns it no
-    more."""
+    """An answer to a member; raises Gone for the two that say that it has lost its place.
+
+    It is no member, or does not own the partition any more.
+    """
     if answer.status_code in (404, 409) and answer.json()["error_code"] in (40403, 40903):
         raise Gone
     assert answer.status_code == status, answer.text

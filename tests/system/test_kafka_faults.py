@@ -1,5 +1,7 @@
-"""Kafka clients of three brokers while brokers are killed, stopped and started again: nothing acked
-is lost or doubled, the order is kept, and the clients go on by themselves."""
+"""Kafka clients of three brokers that are killed, stopped and started again.
+
+Nothing acked is lost or doubled, the order is kept, and the clients go on by themselves.
+"""
 
 import contextlib
 import json
@@ -94,8 +96,7 @@ class Clients(NamedTuple):
             producer.wait_for_acks(more)
 
     def check(self, cluster: Cluster, rest: Load | None = None) -> None:
-        """End the producers, also those of REST, wait for the group, and compare all with the
-        log."""
+        """End the producers, also REST's, wait for the group, and compare all with the log."""
         requests = [request for producer in self.producers for request in producer.finish()]
         if rest is not None:
             requests += [sent.request for sent in rest.finish()]
@@ -111,8 +112,10 @@ class Clients(NamedTuple):
 def under_load(
     folder: Path, variables: Mapping[str, str] | None = None, **configs: Any
 ) -> Iterator[tuple[Cluster, Clients]]:
-    """Three brokers, with these variables (Broker.use), and clients at work; `configs` are those of
-    the topic."""
+    """Three brokers, with these variables (Broker.use), and clients at work.
+
+    `configs` are those of the topic.
+    """
     ports, topic = [free_port() for _ in range(3)], new_topic()
     own = [{"kafka_port": port, "kafka_node_id": n} for n, port in enumerate(ports, start=1)]
     with (

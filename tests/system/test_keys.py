@@ -1,5 +1,7 @@
-"""Two real brokers on one store with security on: keys made at one are used at the other, brokers
-hand over and forward as ever, and a secret is nowhere but where it was shown."""
+"""Two real brokers on one store with security on: keys made at one work at the other.
+
+Brokers hand over and forward as ever, and a secret is nowhere but where it was shown.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
-"""Brokers that are killed: what was acked is there, once, at its offset; what was not, is whole or
-not at all (I1, I2, I4, I6, I7)."""
+"""Brokers that are killed: acked records are there, once, at their offsets.
+
+A request without an ack is there whole or not at all (I1, I2, I4, I6, I7).
+"""
 
 import random
 import secrets

@@ -1,5 +1,7 @@
-"""Consume, transform, produce through a broker that is killed at any point: each result is there
-once, and with it how far the group has read, or neither is (I4)."""
+"""Consume, transform, produce through a broker that is killed at any point.
+
+Each result is there once, and with it how far the group has read, or neither is (I4).
+"""
 
 import asyncio
 import json

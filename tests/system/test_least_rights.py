@@ -1,5 +1,7 @@
-"""terraform/policies against the recorded S3 requests of brokers and maintenance: each is
-allowed, and no other is."""
+"""terraform/policies against recorded S3 requests: each is allowed, and no other is.
+
+The requests are those of brokers and maintenance.
+"""
 
 import functools
 import json

@@ -1,5 +1,7 @@
-"""Brokers on machines of their own with pulled cables: answers to clients are true, and the
-remaining brokers continue (I1 to I4)."""
+"""Brokers on machines of their own with pulled cables: answers are true (I1 to I4).
+
+The remaining brokers continue.
+"""
 
 import contextlib
 import secrets

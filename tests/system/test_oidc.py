@@ -1,5 +1,7 @@
-"""Two real brokers that accept the tokens of an issuer in this process: the command line, a group
-that the other broker coordinates, a stream that ends with its token."""
+"""Two real brokers that accept the tokens of an issuer in this process.
+
+The command line, a group that the other broker coordinates, a stream that ends with its token.
+"""
 
 import json
 from collections.abc import Iterator

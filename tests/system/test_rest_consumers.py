@@ -1,5 +1,6 @@
-"""Consumer instances (DIALECTS, v2 consumers): every endpoint in each dialect, with every error
-code that it may answer, over a socket by a plain HTTP client.
+"""Consumer instances (DIALECTS, v2 consumers): every endpoint in each dialect.
+
+With every error code that it may answer, over a socket by a plain HTTP client.
 
 Rows: what is asked, and what must come back: status, error code or the body's exact keys, and the
 media type. Each row has an instance, or a group, of its own.

@@ -1,5 +1,6 @@
-"""Groups (DIALECTS, confluent v3): every endpoint with every error code, over a socket by a plain
-HTTP client.
+"""Groups (DIALECTS, confluent v3): every endpoint with every error code.
+
+Over a socket by a plain HTTP client.
 
 Rows: what is asked, and what must come back: status, error code or the body's exact keys, and the
 media type. Each row has an instance, or a group, of its own.

@@ -1,5 +1,6 @@
-"""Offsets and positions of consumer instances (DIALECTS, v2 consumers), in each dialect, with every
-error code, over a socket by a plain HTTP client.
+"""Offsets and positions of consumer instances (DIALECTS, v2 consumers), in each dialect.
+
+With every error code, over a socket by a plain HTTP client.
 
 Rows: what is asked, and what must come back: status, error code or the body's exact keys, and the
 media type. Each row has an instance, or a group, of its own.

@@ -1,5 +1,7 @@
-"""Three brokers whose clients live on when the store is restored from a backup, and when copies of
-a broker's directory run beside it: acked records are there, and groups pass over none.
+"""Three brokers whose clients live on when the store is restored from a backup.
+
+Copies of a broker's directory run beside it, too. Acked records are there, and groups pass over
+none.
 
 A restore cuts the log: what was acked after the backup is gone, by right. A private broker reads
 the old log and the restored one before clients can reach it, so this is known to the record.
@@ -262,9 +264,11 @@ def passed_over(
     log: Log,
     committed: Mapping[int, int],
 ) -> tuple[list[str], int]:
-    """Return the errors of a group's reads below its committed offsets; and how many records it
-    passed over by right: a member that lives on keeps its position of before a restore, and new
-    records may take the offsets up to it."""
+    """Return the errors of a group's reads below its committed offsets, and the skipped records.
+
+    The second is how many records it passed over by right: a member that lives on keeps its
+    position of before a restore, and new records may take the offsets up to it.
+    """
     wrong: list[str] = []
     excused = 0
     for partition, records in log.items():

@@ -55,8 +55,10 @@ def test_no_request_fails_while_brokers_are_restarted(
 
 
 def _wait_for_balancer(port: int, broker: Broker) -> None:
-    """Wait until the balancer sends requests to the broker, as an operator does before the next
-    restart: else a slow balancer may know no broker that is ready."""
+    """Wait until the balancer sends requests to the broker, as an operator does.
+
+    Without it, before the next restart, a slow balancer may know no broker that is ready.
+    """
     started = _started(broker.port)
     until(lambda: _started(port) == started)
 

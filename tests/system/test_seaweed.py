@@ -186,8 +186,10 @@ def test_unknown_put_outcomes_at_the_sequencer_are_resolved(
 def test_answers_that_get_lost_lose_and_double_nothing(
     seaweed: Seaweed, store: str, tmp_path: Path
 ) -> None:
-    """Connections to the store break in the middle of requests and of answers: outcomes of PUTs are
-    unknown, and found out (DESIGN 4)."""
+    """Connections to the store break in the middle of requests and of answers.
+
+    Outcomes of PUTs are unknown, and found out (DESIGN 4).
+    """
     topic, seed = new_topic(), secrets.randbits(32)
     print(f"seed {seed}")
     with (

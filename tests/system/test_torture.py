@@ -1,5 +1,6 @@
-"""Three brokers on a real S3 server, each behind a way that fails, killed and stopped at random:
-the answers to clients are true (I1 to I7).
+"""Three brokers on a real S3 server, killed and stopped at random: answers are true.
+
+The way from each to the server fails, too (I1 to I7).
 
 `make torture MINUTES=10` runs it for longer. A run is drawn from a seed; processes and threads are
 not, so the same seed gives the same deeds, not the same run.

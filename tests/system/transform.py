@@ -44,8 +44,10 @@ class _Stopped(Exception):
 
 
 class Worker(Threads):
-    """Reads a partition and commits what it makes of it, in a thread; whatever happens, it goes on
-    from what is committed."""
+    """Reads a partition and commits its results, in a thread.
+
+    Whatever happens, it goes on from what is committed.
+    """
 
     def __init__(
         self,

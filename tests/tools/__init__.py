@@ -1,2 +1,4 @@
-"""Programs that `make` runs beside the tests: benchmarks, attacks, fuzzers, and the tests that need
-clients or stores which PyPI does not have."""
+"""Programs that `make` runs beside the tests: benchmarks, attacks, fuzzers, more tests.
+
+These tests need clients or stores that PyPI does not have.
+"""

@@ -42,8 +42,7 @@ V2 = {"content-type": "application/vnd.kafka.v2+json"}
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for all tests: two topics that they look at, a group that is behind, and a Kafka
-    client that is connected."""
+    """One broker for all tests, with two topics, a group that is behind, and a Kafka client."""
     if CHROMIUM is None:
         pytest.skip("the console is tested in chromium: apt-get install chromium")
     folder, hot_dir = tmp_path_factory.mktemp("ui"), tmp_path_factory.mktemp("hot")

@@ -1,5 +1,4 @@
-"""A transport between the client and an application in this process, with faults at chosen
-requests."""
+"""A transport from the client to an application in this process, with faults as chosen."""
 
 import asyncio
 import random

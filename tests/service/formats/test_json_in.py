@@ -1,5 +1,4 @@
-"""Produce bodies in JSON: what is a record, what is refused and how, and that nothing else comes
-out whatever the bytes."""
+"""Produce bodies in JSON: accepted records, refusals, and no other result for any bytes."""
 
 import base64
 import json

@@ -437,8 +437,7 @@ def heavy() -> bytes:
 
 
 async def test_thread_checks_small_slow_batch(kafka: Kafka, checks: list[bool]) -> None:
-    """Other connections go on, and the requests behind it on its own connection keep their
-    order."""
+    """Other connections go on, and later requests on its own connection keep their order."""
     client, sent = kafka.client(), heavy()
     assert len(sent) < 200
     asked = [_produce(client, _request((0, body))) for body in (batch(SMALL), sent, batch(SMALL))]

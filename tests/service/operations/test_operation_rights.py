@@ -1,5 +1,7 @@
-"""Each operation checks the rights of its caller before all else: on a broker in memory, as each
-kind of principal."""
+"""Each operation checks its caller's rights before all else, for each kind of principal.
+
+The broker is in memory.
+"""
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine

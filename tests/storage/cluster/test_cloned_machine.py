@@ -37,8 +37,10 @@ def made(kind: str, name: int) -> SystemClock | ManualClock:
 
 
 def clone(log: Log, of: Log) -> None:
-    """Give a broker the memory of another: its name in the WAL, the PUTs that it knows as its own,
-    and the state of its source of ids, if that has one."""
+    """Give a broker the memory of another: its name in the WAL and its own PUTs.
+
+    Also the state of its source of ids, if that has one.
+    """
     log.wal.writer = of.wal.writer
     log.wal.copy_fence.writer = of.wal.writer
     log.wal.copy_fence._puts = copy.copy(of.wal.copy_fence._puts)

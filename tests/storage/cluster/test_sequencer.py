@@ -241,8 +241,10 @@ async def test_i6_refused_draft_that_comes_again_is_not_committed(cluster: Clust
 
 
 async def test_i6_what_is_in_doubt_is_not_called_failed() -> None:
-    """Handed over, the answer lost, and one's own way to the store refused: the sequencer may have
-    committed it, and it has."""
+    """Handed over, the answer lost, and one's own way to the store refused.
+
+    The sequencer may have committed it, and it has.
+    """
     settings = SETTINGS._replace(
         writer=SETTINGS.writer._replace(answer_timeout_s=4.0), poll_interval_s=50.0
     )
@@ -357,8 +359,10 @@ async def test_a_killed_sequencer_is_missed_for_one_put(cluster: Cluster) -> Non
 
 
 async def test_a_frozen_sequencer_comes_back_and_doubles_nothing(cluster: Cluster) -> None:
-    """Its PUT, with a draft of another in it, arrives after that one has committed for itself; and
-    what it still holds it leaves out."""
+    """Its PUT arrives after the broker of a draft in it has committed for itself.
+
+    The sequencer leaves out that broker's other drafts.
+    """
     first, broker_a, broker_b = await three(cluster)
     cluster.freeze(first)
     sent = [asyncio.create_task(logs.append(first, "first"))]
@@ -396,8 +400,10 @@ async def test_sequencer_with_an_expired_view_commits_nothing(cluster: Cluster) 
 
 @pytest.mark.parametrize("is_second_left", [True, False])
 async def test_number_created_again_is_ignored(cluster: Cluster, is_second_left: bool) -> None:
-    """Its PUT, with a draft of another in it, arrives hours later, when the number that it is for
-    was committed by that other, checkpointed and collected."""
+    """Its PUT, with a draft of another in it, arrives hours later.
+
+    By then the other has committed, checkpointed and collected that number.
+    """
     first, broker_a, broker_b = await three(cluster)
     seq = first.state.seq + 1
     gate = logs.store_of(first).hold("create", object_keys.wal(seq))

@@ -49,8 +49,10 @@ def test_other_build_is_unused(version: int | None, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_code_in_c_reads_and_writes_only_its_buffers(tmp_path: Path) -> None:
-    """gcc has no warning, and the sanitizers of addresses and of undefined behaviour find nothing
-    in calls with changed records and wrong sizes."""
+    """gcc has no warning, and the sanitizers of addresses and undefined behaviour are silent.
+
+    The calls have changed records and wrong sizes.
+    """
     library_paths = [ran("gcc", f"-print-file-name={name}").stdout.strip() for name in SANITIZERS]
     if not all(Path(path).is_absolute() for path in library_paths):
         pytest.skip("gcc has no sanitizers here")

@@ -346,8 +346,10 @@ def reachable(start: object) -> list[object]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_refers_to_none_of_the_bytes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request keeps its errors until its answer is sent: 250 errors of batches that unpack to 16
-    MiB each would hold 4 GiB."""
+    """A request keeps its errors until its answer is sent.
+
+    250 errors of batches that unpack to 16 MiB each would hold 4 GiB.
+    """
     use(way, monkeypatch)
     bodies = [body for body, _ in REFUSED.values()]
     bodies += [sent([(NOW, None, bytes(1 << 20), [])], codec) for codec in range(1, 5)]

@@ -1,5 +1,4 @@
-"""The classic protocol of one group: Kafka's answers, as a Kafka 4.3 gave them to the same
-requests. Pure."""
+"""The classic protocol of one group: answers as of a Kafka 4.3 to the same requests. Pure."""
 
 import itertools
 

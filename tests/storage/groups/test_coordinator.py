@@ -114,8 +114,7 @@ async def committed(log: Log, partition: int, offset: int) -> None:
 
 @virtual
 async def test_i8_replaced_coordinator_returns_no_records() -> None:
-    """Records that x committed since then would be returned to it again, and its transaction
-    accepted."""
+    """Else x would get records again that it committed since, and its transaction be accepted."""
     store = MemoryStore()
     first, second = await opened(store, SLOW), await opened(store, SLOW)
     async with closing(first, second):

@@ -1,5 +1,7 @@
-"""Responses of a member that arrive, are lost, or arrive though they count as lost: no record is
-passed over, and no offset of a lost response is committed. In virtual time."""
+"""Responses of a member that arrive, are lost, or arrive though they count as lost.
+
+No record is passed over, and no offset of a lost response is committed. In virtual time.
+"""
 
 import asyncio
 import random

@@ -1,5 +1,8 @@
-"""Commits of many members as few of the log: fast for few, shared by many, and a mistake of
-one member does not stop the commits of others. In virtual time."""
+"""Commits of many members as few of the log, in virtual time.
+
+They are fast for few, shared by many, and a mistake of one member does not stop the commits of
+others.
+"""
 
 import asyncio
 import random

@@ -1,5 +1,7 @@
-"""Instances over time: a silent member expires, undelivered records are not committed, and a
-crash of the coordinator costs time only. In virtual time."""
+"""Instances over virtual time: expiry, undelivered records, a crash of the coordinator.
+
+A silent member expires, undelivered records are not committed, and the crash costs time only.
+"""
 
 import asyncio
 import contextlib
@@ -115,8 +117,10 @@ async def _lose_an_answer(consumers: RestGroups) -> None:
 
 @virtual
 async def test_the_last_records_are_committed_though_the_next_read_waits_for_nothing() -> None:
-    """The client has the answer, and says so by reading on, before its coordinator has the
-    acknowledgement: another broker is between them."""
+    """The client reads on, before its coordinator has the acknowledgement of its answer.
+
+    Another broker is between them.
+    """
     async with group_of(1, "x") as (log, consumers):
         await append(log, "a", "b")
         async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as result:

@@ -20,8 +20,10 @@ COUNT = 5 * WOKEN_AT_ONCE
 
 
 class Reads:
-    """Reads that wait, each for its partitions; `ended` has the numbers and results of those that
-    have ended, in order."""
+    """Reads that wait, each for its partitions.
+
+    `ended` has the numbers and results of those that have ended, in order.
+    """
 
     def __init__(self) -> None:
         self.polls = LongPolls()

@@ -79,8 +79,10 @@ async def test_a_cancelled_close_cancels_no_other_close(is_open: bool) -> None:
 
 
 def test_copies_of_a_machine_draw_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With equal ids, a broker would take a commit of its copy for its own, and acknowledge a
-    request that is not in the log."""
+    """With equal ids, a broker would take a commit of its copy for its own.
+
+    It would acknowledge a request that is not in the log.
+    """
     monkeypatch.setattr(os, "urandom", bytes)  # both copies get the same random bytes
     own_clock, copied_clock = SystemClock(), SystemClock()
     drawn = [clock.new_id() for _ in range(1000) for clock in (own_clock, copied_clock)]

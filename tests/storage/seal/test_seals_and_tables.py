@@ -101,8 +101,10 @@ async def test_i1_a_table_ahead_is_sealed_only_with_the_records_of_the_tail(
 
 @pytest.mark.parametrize("log_start", [2, 3])
 async def test_segment_ahead_with_lost_records_is_replaced(log_start: int) -> None:
-    """A sealer crashed before its action in the WAL; then records of its segment were given up, and
-    others deleted. No segment stays below the log start: behind it would be a hole."""
+    """A sealer crashed before its action in the WAL; then some of its records were given up.
+
+    Others were deleted. No segment stays below the log start: behind it would be a hole.
+    """
     async with closing(await with_tail(MemoryStore())) as log:
         await append(log, "e")
         await append(log, "f")
@@ -131,8 +133,7 @@ async def spans(log: Log) -> list[tuple[int, int, int]]:
 async def test_a_segment_ahead_whose_records_are_all_lost_is_sealed_with_the_next_record(
     *, has_more: bool
 ) -> None:
-    """A segment has at least one record, and no segment may be left out: behind it would be a
-    hole."""
+    """A segment has at least one record, and without the segment there would be a hole."""
     async with closing(await with_tail(MemoryStore())) as log:
         await put_ahead(log, [b"c", b"d"])
         await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 2, 4))
@@ -153,8 +154,7 @@ async def test_a_segment_ahead_whose_records_are_all_lost_is_sealed_with_the_nex
 
 @pytest.mark.parametrize("log_start", [4, 5])
 async def test_a_table_ahead_below_the_log_start_is_sealed(log_start: int) -> None:
-    """A sealer crashed before its action in the WAL, then all records of its segment, and more,
-    were deleted."""
+    """A sealer crashed before its action in the WAL, then its records and more were deleted."""
     async with closing(await with_tail(MemoryStore())) as log:
         await append(log, "e", "f")
         await put_ahead(log, [b"c", b"d"])

@@ -1,5 +1,7 @@
-"""Groups that Kafka's clients assign: one result of a rebalance a generation, commits of older
-generations are refused, and the log never mixes such members with its own (I4, I8)."""
+"""Groups that Kafka's clients assign: one result of a rebalance a generation (I4, I8).
+
+Commits of older generations are refused, and the log never mixes such members with its own.
+"""
 
 import random
 

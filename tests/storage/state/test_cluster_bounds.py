@@ -149,8 +149,10 @@ changes = st.lists(
 @given(changes)
 @examples(300)
 def test_no_history_of_changes_is_unsafe(history: list[tuple[int, SetBounds]]) -> None:
-    """At each time the retention is four view ages, and what is kept is kept for as long as at any
-    time within the old bound before."""
+    """At each time the retention is four view ages.
+
+    Objects are kept for as long as at any time within the old bound before.
+    """
     bounds, elapsed_ms = ClusterBounds(SHORT), 0
     past: list[tuple[int, Bounds]] = [(0, SHORT)]
     for passed_ms, change in history:

@@ -1,5 +1,7 @@
-"""Members of groups: one owner for each partition of a generation, old generations commit nothing
-(I4, I8)."""
+"""Members of groups: a partition has one owner in a generation (I4, I8).
+
+Old generations commit nothing.
+"""
 
 import random
 from collections import Counter
@@ -74,8 +76,10 @@ def state_with(partitions: int = 4) -> ClusterState:
 
 
 def do(state: ClusterState, *actions: AnyAction, at_ms: int = 0) -> LogError | None:
-    """The first refusal of these commits of one action each, in one entry; what a checkpoint keeps
-    of the state is the whole state."""
+    """The first refusal of these commits of one action each, in one entry.
+
+    A checkpoint has the whole state.
+    """
     at_ms = elapse(state, at_ms)
     (outcomes,) = applied(state, Spec(at_ms, [], [Commit(b"", [action]) for action in actions]))
     body = state.encode()

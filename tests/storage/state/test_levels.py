@@ -140,8 +140,7 @@ def test_a_jump_of_two_levels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> Non
 @given(histories, st.integers(0, 30))
 @random_histories
 def test_the_level_changes_nothing_else(history: list[Spec], raise_number: int) -> None:
-    """A cluster that was raised to level 3 has the content of one that began at it, if no commit
-    names a principal."""
+    """A cluster raised to level 3 has the content of one that began at it, without principals."""
     raised, newest = ClusterState("c", levels.FIRST), ClusterState("c")
     for number, spec in enumerate(history):
         spec = spec._replace(at_ms=number)

@@ -163,8 +163,10 @@ def test_batches_are_taken_as_kafka_takes_them(seed: int) -> None:
 @given(st.integers(0, 2**32))
 @examples(200)
 def test_a_retrying_producer_is_stored_once(seed: int) -> None:
-    """Kafka's client: five batches under way, answers lost, requests lost, doubled and late; a
-    refusal makes it send again what was not answered, in order."""
+    """Kafka's client: five batches under way, answers lost, requests lost, doubled and late.
+
+    A refusal makes it send again what was not answered, in order.
+    """
     draw = random.Random(seed)
     partition = Partition()
     who = partition.producers.init(InitProducer(), 0).producer_id

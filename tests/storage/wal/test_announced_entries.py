@@ -109,8 +109,10 @@ async def test_i5_offers_make_a_view_no_fresher(inner: MemoryStore) -> None:
 
 
 async def test_reader_of_expired_view_gets_error_of_stuck_commit(inner: MemoryStore) -> None:
-    """The outcome of a PUT is unknown for longer than the view may be old: readers get an error
-    instead of waiting with it."""
+    """The outcome of a PUT is unknown for longer than the view may be old.
+
+    Readers get an error instead of waiting with it.
+    """
     wal = await with_topic(inner)
     store_of(wal).plan = lambda call: Fault.ABSENT if call.verb == "create" else Fault.UNAVAILABLE
     stuck = asyncio.create_task(wal.commit(one(wal, "stuck")))

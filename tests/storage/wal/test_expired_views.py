@@ -90,9 +90,12 @@ async def test_ensure_view_loads_only_what_is_too_old(inner: MemoryStore, age_s:
 
 
 async def test_i5_put_after_its_number_was_collected_is_unknown(inner: MemoryStore) -> None:
-    """Suspended in its PUT while others went on, checkpointed and collected: the entry that it
-    makes lies below the beginning of the chain. With all that followed gone, it might as well have
-    arrived before: unknown. A broker that commits it again (by its mark) adds it once."""
+    """Suspended in its PUT while others went on, checkpointed and collected.
+
+    The entry that it makes lies below the beginning of the chain. With all that followed gone, it
+    might as well have arrived before: unknown. A broker that commits it again (by its mark) adds it
+    once.
+    """
     zombie = await with_topic(inner)
     other = await opened(inner)
     mine = draft(request(zombie.clock, {0: rows("mine")}, hot=HotMark("hot", 0)))
@@ -116,8 +119,10 @@ async def test_i5_put_after_its_number_was_collected_is_unknown(inner: MemorySto
 
 
 async def test_i5_put_after_its_number_was_collected_is_committed_again(inner: MemoryStore) -> None:
-    """As above, but the entry after the collected one is still there, and names another before it:
-    void for certain, and committed again at a new number."""
+    """As above, but the entry after the collected one is still there.
+
+    It names another before it, so the PUT is void for certain, and committed again at a new number.
+    """
     zombie = await with_topic(inner)
     other = await opened(inner)
     gate, commit = await held_commit(zombie, one(zombie, "mine"))
@@ -233,8 +238,7 @@ async def test_i5_writer_suspended_after_lost_put_reloads(inner: MemoryStore, ha
 
 @pytest.mark.parametrize("verb", ["list", "get", "get_range"])
 async def test_i5_broker_suspended_during_load_loads_again(inner: MemoryStore, verb: str) -> None:
-    """The newest checkpoint is read; during a suspension the chain grows, is checkpointed,
-    collected."""
+    """The newest checkpoint is read; then the chain grows, is checkpointed, collected."""
     other = await with_topic(inner)
     first = await other.checkpoint()
     zombie = wal_on(inner)
@@ -298,8 +302,10 @@ async def test_i5_entry_of_another_expired_view_is_ignored(inner: MemoryStore) -
 
 
 async def test_i5_entry_of_an_expired_view_breaks_no_new_view(inner: MemoryStore) -> None:
-    """A broker that loads from an older checkpoint and is suspended reads it; the newest
-    checkpoint leads past it."""
+    """A broker that loads from an older checkpoint and is suspended reads it.
+
+    The newest checkpoint leads past it.
+    """
     zombie = await with_topic(inner)
     await zombie.checkpoint()
     other, late = await opened(inner), wal_on(inner)

@@ -115,8 +115,11 @@ async def test_unreadable_object_at_own_number_ends_commit(inner: MemoryStore) -
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_i1_i4_i5_racing_writers_agree_and_lose_nothing(seed: int) -> None:
-    """Hundreds of commits over stores that fail as they please: every commit that was answered is
-    in the log once, in its writer's order, none that was refused is, all states are one."""
+    """Hundreds of commits over stores that fail as they please.
+
+    Every commit that was answered is in the log once, in its writer's order, none that was refused
+    is, all states are one.
+    """
     writers = 2 + seed % 2
     inner = MemoryStore()
     await with_topic(inner)
@@ -175,8 +178,10 @@ async def test_two_tasks_of_one_broker_take_turns(inner: MemoryStore) -> None:
 
 
 async def test_i3_refresh_shows_what_was_committed_before_it_was_called(inner: MemoryStore) -> None:
-    """Many readers, many writers, slow reads: a refresh that began after an ack holds that record,
-    and those who ask meanwhile share GETs."""
+    """Many readers, many writers, slow reads: a refresh that began after an ack has the record.
+
+    Refreshes at the same time share GETs.
+    """
     first = await with_topic(inner)
     reader = await opened(inner, latency=lambda _: 0.06)
     acked = 0

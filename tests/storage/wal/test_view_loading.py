@@ -161,8 +161,10 @@ async def test_damaged_checkpoint_is_passed_over(inner: MemoryStore, damage: str
 
 
 async def test_i5_older_checkpoint_is_not_taken_for_the_end(inner: MemoryStore) -> None:
-    """The newest checkpoint is damaged and what it covers was collected: the cluster is damaged,
-    and to go on from the older one would commit numbers twice."""
+    """The newest checkpoint is damaged, and the entries that it covers were collected.
+
+    So the cluster is damaged. To go on from the older one would commit numbers twice.
+    """
     wal = await with_topic(inner)
     await wal.checkpoint()
     for i in range(3):

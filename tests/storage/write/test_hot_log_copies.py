@@ -128,8 +128,11 @@ async def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
 
 
 async def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_path: Path) -> None:
-    """The sequencer commits the request, but `apply` takes it for done, because an entry of the
-    copy has its mark. The broker reads that entry only after it has forwarded the request."""
+    """The sequencer commits the request, but `apply` takes it for done.
+
+    An entry of the copy has its mark. The broker reads that entry only after it has forwarded the
+    request.
+    """
     async with Cluster(IDLE, latency=lambda _: 0.02) as cluster:
         brokers = [await cluster.start(hot_dir=tmp_path / f"{n}") for n in range(3)]
         await cluster.settled()

@@ -1,5 +1,7 @@
-"""Kafka producers on whole logs: a batch is stored once and in order, through any crash (I1, I2,
-I4)."""
+"""Kafka producers on whole logs, through any crash (I1, I2, I4).
+
+A batch is stored once and in order.
+"""
 
 import asyncio
 import random
@@ -114,8 +116,10 @@ async def test_a_new_instance_fences_the_old_one_on_every_broker(inner: MemorySt
 
 
 class Client:
-    """As Kafka's: up to five batches under way by one connection; what was not answered is sent
-    again, in order, to whatever broker there is."""
+    """As Kafka's: up to five batches under way by one connection.
+
+    A batch without an answer is sent again, in order, to any broker.
+    """
 
     def __init__(self, brokers: list[Log], who: ProducerEpoch, draw: random.Random) -> None:
         self._brokers = brokers

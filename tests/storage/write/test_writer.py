@@ -131,8 +131,10 @@ async def test_no_entry_is_larger_than_it_may_be(inner: MemoryStore) -> None:
 
 
 async def test_i10_no_entry_has_an_unreadable_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute without a store, and a million small keyed requests: still entries that can be read
-    back. The bound is on requests and parts, not on bytes alone."""
+    """After a minute without a store, a million small keyed requests make readable entries.
+
+    The bound is on requests and parts, not on bytes alone.
+    """
     monkeypatch.setattr("tidelog.storage.write.writer.FLUSH_PARTS_MAX", 10)
     inner = MemoryStore()
     writer = await started(inner, latency_s=0.05)

@@ -59,8 +59,7 @@ def negative_views(broker: Broker) -> str:
 
 
 def long_names(broker: Broker) -> str:
-    """Create topics with the longest name that a broker accepts and with longer ones; produce to
-    each topic and seal it."""
+    """Create topics with names as long as allowed and longer; produce to each and seal it."""
     names = ["n" * size for size in (222, 223, 249)]
     body = {"configs": {"segment.ms": "100"}}
     topics = [{"json": {"topic_name": name, **body}} for name in names]
@@ -72,8 +71,10 @@ def long_names(broker: Broker) -> str:
 
 
 def unpacked(way: str, scale: float, broker: Broker) -> str:
-    """Send one body that unpacks to more than a request may have, and smaller ones: one that a
-    broker accepts, and others that it decodes before it refuses their partition."""
+    """Send one body that unpacks to more than a request may have, and smaller ones.
+
+    A broker accepts one of these, and decodes the others before it refuses their partition.
+    """
     rows = [480, *[120] * 8]  # of half a MiB each
     bodies = [packed(MIB // 2, scaled(count, scale, 1), partition=9)[way] for count in rows]
     bodies.append(packed(MIB // 2, scaled(120, scale, 1))[way])

@@ -1,5 +1,7 @@
-"""Reads of a principal's instances that another broker coordinates: this broker forwards them, and
-their clients take the answers slowly, or only wait."""
+"""Reads of a principal's instances that another broker coordinates, with slow clients.
+
+This broker forwards them; their clients take the answers slowly, or only wait.
+"""
 
 import functools
 import json
@@ -26,8 +28,10 @@ TRICKLE_S = 0.1
 
 @contextmanager
 def coordinator(broker: SecuredBroker, topic: str, groups: int, bodies: int = 0) -> Iterator[None]:
-    """Run another broker of the cluster, which gets bodies with records of the topic, and which
-    coordinates groups of the principal READER. Each has an instance `i`, which reads the topic."""
+    """Run another broker of the cluster, which coordinates groups of the principal READER.
+
+    It gets bodies with records of the topic. Each group has an instance `i`, which reads the topic.
+    """
     with TemporaryDirectory(prefix="tidelog-attack-") as folder:
         other = SecuredBroker(Path(folder), broker.tree, broker_id="coordinator")
         other.store = broker.store

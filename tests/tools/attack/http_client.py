@@ -21,8 +21,10 @@ ADDRESSES = 4
 def opened(
     broker: Broker, count: int, stack: ExitStack, port: int | None = None
 ) -> Iterator[socket.socket]:
-    """Open connections one after the other, from ADDRESSES addresses, to the port of HTTP or to
-    another one. The stack closes them."""
+    """Open connections one after the other, from ADDRESSES addresses.
+
+    They go to the port of HTTP or to another one. The stack closes them.
+    """
     place = broker.address, broker.port if port is None else port
     for number in range(count):
         source = f"127.0.0.{number % ADDRESSES + 1}", 0

@@ -31,8 +31,7 @@ def connected(
     timeout_s: float = TIMEOUT_S,
     reads: bool = True,
 ) -> socket.socket:
-    """Return a connection to the broker's port for Kafka clients, which has logged in if there is a
-    principal."""
+    """Return a connection to the broker's port for Kafka clients, logged in as the principal."""
     connection = socket.socket()
     if not reads:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BYTES)

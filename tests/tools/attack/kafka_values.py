@@ -1,5 +1,7 @@
-"""Requests of Kafka's protocol with wrong and extreme values: the longest strings, numbers at their
-ends. Each of them must be answered."""
+"""Requests of Kafka's protocol with wrong and extreme values, all of which get an answer.
+
+The values are the longest strings, and numbers at their ends.
+"""
 
 from collections import Counter
 

@@ -1,5 +1,7 @@
-"""An attack and its limits: the broker's memory, its slowest answer, the requests of a neighbour,
-which is another client."""
+"""An attack and its limits: the broker's memory, its slowest answer, a neighbour's requests.
+
+The neighbour is another client.
+"""
 
 import time
 from collections.abc import Callable
@@ -30,8 +32,10 @@ def scaled(count: int, scale: float, least: int) -> int:
 
 
 class Result(NamedTuple):
-    """The measures of one attack: MiB of memory, the slowest answers in seconds, and the numbers of
-    successful and failed rounds of the neighbour."""
+    """The measures of one attack: MiB of memory, slowest answers (s), the neighbour's rounds.
+
+    Rounds are successful or failed.
+    """
 
     attack: str
     answers: str

@@ -1,5 +1,7 @@
-"""Attacks by names and words: long names that a principal without rights asks for, words that an
-error quotes, and logins that wait behind others on their connection."""
+"""Attacks by names and words: long names, words that an error quotes, waiting logins.
+
+A principal without rights asks for the names; the logins wait behind others on their connection.
+"""
 
 import functools
 import time
@@ -28,8 +30,10 @@ def path(scale: float, broker: SecuredBroker) -> str:
 
 
 def distinct_paths(scale: float, broker: SecuredBroker) -> str:
-    """Ask for thousands of long names, which have four bytes a character, under several spellings
-    of one credential."""
+    """Ask for thousands of long names under several spellings of one credential.
+
+    The names have four bytes a character.
+    """
     secret = broker.principal(STRANGER).secret
     name = "x" * 60_000 + "\N{GRINNING FACE}"
     requests = [
@@ -69,8 +73,10 @@ def kafka(data: bytes, broker: SecuredBroker) -> str:
 
 
 def all_topics(scale: float, broker: SecuredBroker) -> str:
-    """Ask for all topics on many connections: no topic is for this principal, and the answers have
-    a few bytes."""
+    """Ask for all topics on many connections.
+
+    No topic is for this principal, and the answers have a few bytes.
+    """
     broker.allow(CREATOR, "CREATE", "CLUSTER", "kafka-cluster")
     creation = [
         topics.CreatableTopic(

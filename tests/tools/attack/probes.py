@@ -50,9 +50,11 @@ class Target(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """The results of the probes: memory in MiB; the slowest request for /healthy, and the most CPU
-    time of the event loop's thread during one, and its faults; the neighbour's rounds, faults and
-    slowest round."""
+    """The results of the probes: memory in MiB, requests for /healthy, the neighbour's rounds.
+
+    Of /healthy the slowest request, the most CPU time of the event loop's thread during one, and
+    the faults; of the neighbour also its faults and its slowest round.
+    """
 
     peak_mib: int
     stall_s: float
@@ -132,8 +134,7 @@ def resident_mib(pid: int) -> int:
 
 
 def loop_cpu_s(pid: int) -> float:
-    """Return the CPU time of the process's first thread, which runs the event loop; 0 if it has
-    ended."""
+    """Return the CPU time of the process's first thread, the event loop's; 0 if it has ended."""
     with suppress(OSError):
         # The name of the thread, which may have blanks, is in brackets.
         fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()

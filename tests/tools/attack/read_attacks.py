@@ -1,5 +1,7 @@
-"""Reads of a principal's own topic whose answers are six times their records: control characters,
-which a text of JSON writes as `\\u0001`."""
+"""Reads of a principal's own topic whose answers are six times their records.
+
+The records are control characters, which a text of JSON writes as `\\u0001`.
+"""
 
 import base64
 import functools

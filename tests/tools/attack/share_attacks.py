@@ -1,5 +1,6 @@
-"""Attacks on what the clients of Kafka's protocol share: the memory of requests, the bytes of
-groups, fetch sessions and large answers.
+"""Attacks on what the clients of Kafka's protocol share.
+
+The memory of requests, the bytes of groups, fetch sessions and large answers.
 
 Each attack is run by a client that has not logged in, a principal without rights, and one that may
 read its own groups. Meanwhile a principal of another tenant joins groups of its own: it fails the

@@ -1,5 +1,4 @@
-"""Produce bodies of the benchmarks: 12-byte keys, 100-byte values, as those of the
-prototype in DESIGN 12.2."""
+"""Produce bodies of the benchmarks: 12-byte keys, 100-byte values, as in DESIGN 12.2."""
 
 import base64
 import functools

@@ -78,8 +78,10 @@ def metric(broker: BrokerProcess, name: str) -> float:
 
 @contextmanager
 def store_folder(folder: Path) -> Iterator[tuple[Path, str]]:
-    """An empty folder of memory (/dev/shm) if it has SHM_BYTES_MIN, else `folder`; and its name for
-    a report. It is removed at the end."""
+    """An empty folder, removed at the end, and its name for a report.
+
+    It is of memory (/dev/shm) if that has SHM_BYTES_MIN, else `folder`.
+    """
     in_memory = Path("/dev/shm")
     free = shutil.disk_usage(in_memory).free if in_memory.is_dir() else 0
     is_memory = min(free, psutil.virtual_memory().available) >= SHM_BYTES_MIN

@@ -1,5 +1,6 @@
-"""Many brokers: forty of them simulated with the latencies of S3 Standard, the real code on virtual
-time; and three as processes on a folder, one of which is killed.
+"""Many brokers: forty simulated, and three processes on a folder, one of which is killed.
+
+The simulated ones run the real code on virtual time, with the latencies of S3 Standard.
 
 The simulation counts nothing but the store's and the network's time: what Python takes is in the
 other parts.

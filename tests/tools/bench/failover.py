@@ -1,4 +1,4 @@
-"""A broker of three is killed under load: for how long do the others not answer?
+"""The time for which the other brokers do not answer if one of three is killed under load.
 
 SeaweedFS, three brokers, and the balancer where one is installed. Clients produce one record a
 request with an Idempotency-Key each, and repeat what fails under the same key: some at the brokers

@@ -1,5 +1,7 @@
-"""Consumer groups: what 1,000 groups x 10 members that commit every 5 s cost a broker, and how
-long a group is disturbed if a member joins or crashes (tests.tools.bench.rebalance).
+"""Consumer groups: the cost of commits, and the disturbance if a member joins or crashes.
+
+1,000 groups x 10 members commit every 5 s. tests.tools.bench.rebalance measures how long a group is
+disturbed.
 
 Commits come in an open loop, as they would from ten thousand members: 2,000 a second, evenly. Next
 to it the same requests to a handler that does nothing, on the same server: what is left is ours.
@@ -74,8 +76,10 @@ def _commits(folder: Path, *, is_quick: bool) -> list[Row]:
 
 
 def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple[Measured, float]:
-    """The load for so long, and the share of a core that it takes the process: by its seconds for
-    each request, so that a stall makes it no smaller."""
+    """The load for so long, and the share of a core that it takes the process.
+
+    The share is by its seconds for each request, so that a stall makes it no smaller.
+    """
     before = cpu_s(pid)
     load = paced(
         "127.0.0.1",

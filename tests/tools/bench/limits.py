@@ -1,5 +1,6 @@
-"""The limits of a broker: ever more partitions, members of groups, connections, until the cluster
-refuses more, or a stated bound does not hold. `make limits`.
+"""The limits of a broker: ever more partitions, members of groups, connections. `make limits`.
+
+They grow until the cluster refuses more, or a stated bound does not hold.
 
     python -m tests.tools.bench.limits [--quick] [--json FILE] [--only partitions,groups,...]
 

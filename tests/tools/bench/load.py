@@ -99,8 +99,10 @@ async def run(
     requests_min: int = 0,
     kind: type[Connection] = HttpConnection,
 ) -> Measured:
-    """Send requests round robin over the connections for about so long, and at least
-    `requests_min`; raises on any non-200."""
+    """Send requests round robin over the connections for about so long.
+
+    Send at least `requests_min`; raises on any non-200.
+    """
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     bytes_in = 0
@@ -247,8 +249,10 @@ class Caller:
 def request(
     method: str, path: str, *, body: bytes = b"", headers: dict[str, str], body_bytes: int = 0
 ) -> bytes:
-    """The bytes of one HTTP/1.1 request on a kept connection; without a body, but with
-    `body_bytes`, only its head."""
+    """The bytes of one HTTP/1.1 request on a kept connection.
+
+    Without a body, but with `body_bytes`, only its head.
+    """
     size = len(body) or body_bytes
     lines = [f"{method} {path} HTTP/1.1", "host: bench", f"content-length: {size}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -256,8 +256,10 @@ def _paced(server: str, port: int, pid: int) -> list[list[str]]:
 def _measured(
     server: str, name: str, pid: int, records: int, load: Callable[..., Awaitable[Measured]]
 ) -> list[str]:
-    """The row of a load of requests with `records` records each, after half of its time as a
-    warm-up."""
+    """The row of a load of requests with `records` records each.
+
+    The warm-up takes half of its time.
+    """
     asyncio.run(_awaited(load(seconds=RAW_S / 2)))
     with Watch(pid) as watch:
         measurement = asyncio.run(_awaited(load(seconds=RAW_S)))

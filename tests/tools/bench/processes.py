@@ -34,8 +34,11 @@ class CpuTime(NamedTuple):
 
 
 class Watch:
-    """Samples a process from `__enter__` to `__exit__`, so that threads that end in between are
-    counted up to their last sample. The time after that counts as that of other threads."""
+    """Samples a process from `__enter__` to `__exit__`.
+
+    So threads that end in between are counted up to their last sample. The time after that counts
+    as that of other threads.
+    """
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")

@@ -74,8 +74,7 @@ def speed_row(page: str) -> str:
 
 
 def limits_row(page: str) -> str:
-    """README's row about what was measured at the limits, by the page: of each, the last row and
-    the first number that was seen there."""
+    """README's row about the limits: of each on the page, the last row and the first number."""
     last = {row[0]: row for row in rows_of(page, "limits")[1:] if not row[0].startswith("entries")}
     texts = [f"{to} {what}: {seen.partition(', ')[0]}" for what, to, seen, *_ in last.values()]
     return f"| measured | {'; '.join(texts)}: [limits](deploy/BENCHMARKS.md#limits) |"

@@ -1,5 +1,7 @@
-"""The report of a benchmark: rows with a target, and tables, which a part of the run prints and
-writes as JSON."""
+"""The report of a benchmark: rows with a target, and tables, printed and as JSON.
+
+A part of the run writes them.
+"""
 
 import os
 import platform

@@ -211,8 +211,10 @@ _COLUMNS: dict[str, tuple[Any, ...]] = {
 
 
 def random_body(rng: random.Random) -> bytes:
-    """Return a stream whose columns are of types that a broker takes, or not, with lengths in its
-    metadata that are those of its buffers, or not."""
+    """Return a stream whose columns have types that a broker takes, or not.
+
+    The lengths in its metadata are those of its buffers, or not.
+    """
     rows = rng.choice([1, 1, 3, 100, 3000])
     columns = {"value": _octets(rows, rng)}
     if rng.random() < 0.3:

@@ -1,5 +1,6 @@
-"""The judgement of `make fuzz INPUTS=N` about a target: how long its inputs hold the event loop,
-and what they leave in memory.
+"""The judgement of `make fuzz INPUTS=N`: how long a target's inputs hold the event loop.
+
+Also what they leave in memory.
 
 Steps are measured in CPU time of their thread (held_loop), and memory after the broker of the
 target has stopped. So other work on the machine changes neither.

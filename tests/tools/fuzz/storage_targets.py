@@ -1,8 +1,9 @@
-"""Decoders of storage/: entries, checkpoints, chunks, segments, hot logs, tables, messages of
-peers.
+"""Decoders of storage/, each with bytes as they are, and with their checksums made right.
 
+They are of entries, checkpoints, chunks, segments, hot logs, tables and messages of peers.
 Everything in the store has a checksum, and behind it a decoder that verifies its input all the
-same: each target feeds the bytes as they are, and once more with the checksums made right."""
+same.
+"""
 
 import functools
 import os
@@ -116,8 +117,10 @@ def _busy_checkpoint() -> bytes:
 
 
 def check_entry(data: bytes) -> None:
-    """A header survives; and no entry that decodes can break `apply`, which would end the cluster:
-    every broker would fail at that entry after each start."""
+    """A header survives; and no entry that decodes can break `apply`.
+
+    That would end the cluster: every broker would fail at that entry after each start.
+    """
     header = data[PREFIX_BYTES:]
     seq = _seq_of(header)
     right = entries.MAGIC + u32(len(header)) + u32(checksum.crc32c(header)) + header

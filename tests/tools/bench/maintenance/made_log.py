@@ -1,5 +1,7 @@
-"""Logs to care for, as large as wanted, written in seconds: segments and table are real, and the
-WAL says of them what it would after 10,000 seals."""
+"""Logs to maintain, as large as wanted, written in seconds.
+
+Segments and table are real, and the WAL says of them what it would after 10,000 seals.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,5 +1,8 @@
-"""The care of logs beside what others would do with the same files: merging, key compaction in
-process and on Spark, planning of retention. `folder` gets hard links for each run, not copies."""
+"""Maintenance of logs beside other ways with the same files.
+
+Merging, key compaction in process and on Spark, planning of retention. `folder` gets hard links for
+each run, not copies.
+"""
 
 import asyncio
 import json

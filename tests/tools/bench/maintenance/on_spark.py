@@ -1,5 +1,7 @@
-"""Key compaction on Spark beside the best Spark ways of DESIGN 12.5, on the same files, in one
-session: offsets through the aggregation, never a value, never a window."""
+"""Key compaction on Spark beside the best Spark ways of DESIGN 12.5, on the same files.
+
+In one session: offsets through the aggregation, never a value, never a window.
+"""
 
 import asyncio
 import shutil

@@ -1,5 +1,7 @@
-"""Other people's ways to the newest record of each key, and the bare way to merge, on the same
-files. Each reads the segments as plain Parquet and writes one plain Parquet file in offset order.
+"""Other people's ways to the newest record of each key, and the bare way to merge.
+
+All are on the same files. Each reads the segments as plain Parquet and writes one plain Parquet
+file in offset order.
 
     python -m tests.tools.bench.maintenance.ways WAY FOLDER OUT
 

@@ -1,5 +1,7 @@
-"""Fetch throughput: hot as JSON and Arrow, cold (a fresh broker, sealed data) in order and at
-random."""
+"""Fetch throughput: hot as JSON and Arrow, cold in order and at random.
+
+Cold is a fresh broker with sealed data.
+"""
 
 import asyncio
 import random
@@ -48,8 +50,10 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
 
 
 def fill(broker: Broker, records: int) -> None:
-    """Produce so many records with JSON requests, as those who read JSON do: what comes in another
-    form is checked at each read as JSON, which takes ~200 ns a record."""
+    """Produce so many records with JSON requests, as those who read JSON do.
+
+    Records in another form are checked at each read as JSON, which takes ~200 ns a record.
+    """
     headers = {"content-type": JSON}
     body = bodies.json_body(bodies.rows(10_000, 0))
     with httpx.Client(timeout=60) as client:

@@ -1,5 +1,6 @@
-"""Produce for minutes while the broker seals and collects: what the short runs of
-tests.tools.bench.rates.produce do not show.
+"""Produce for minutes while the broker seals and collects.
+
+The short runs of tests.tools.bench.rates.produce do not show this.
 
 Each row: a broker on /dev/shm (or on a folder, if that has too little memory), six partitions, each
 sealed every SEGMENT_MS and kept for RETENTION_MS. The cluster has short bounds, so that retention
