@@ -73,7 +73,7 @@ class CollectionPlan(NamedTuple):
 async def plan(
     cluster: MaintenanceSession, grace: Grace, *, takes_unknown: bool = False
 ) -> CollectionPlan:
-    """List the whole store.
+    """List the whole store; return its garbage.
 
     Raises Unavailable; Corrupt if the WAL is damaged. If the table of a topic is damaged, in doubt
     or not readable, the plan has no garbage of this topic, and `cluster.skipped` names the topic.

@@ -83,10 +83,9 @@ def _leading(is_wanted: np.ndarray) -> int:
 def merges(
     columns: SegmentColumns, partition: Partition, target_bytes: int, clean_end: int
 ) -> Iterator[range]:
-    """Yield ranges of positions.
+    """Yield ranges of positions of small neighbouring segments that become one segment.
 
-    The small neighbouring segments of a range become one segment. No merge crosses `clean_end`, so
-    only segments below it lack rows that key compaction removed.
+    No merge crosses `clean_end`, so only segments below it lack rows that key compaction removed.
     """
     bounds = [partition.log_start_offset, min(clean_end, partition.sealed_end)]
     first, clean, last = np.searchsorted(

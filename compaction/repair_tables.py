@@ -349,10 +349,7 @@ class _Adoption:
         self.lost: list[tuple[int, int, int]] = []
 
     async def change(self, *, is_dry: bool) -> "_TableChange | str":
-        """Return the change.
-
-        If none is possible, return why. Unless `is_dry`, upload its segments.
-        """
+        """Return the change, or why none is possible; unless `is_dry`, upload its segments."""
         change = _TableChange([], [], {}, set())
         for number, partition in enumerate(self._topic.partitions):
             try:

@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class Rewrite(NamedTuple):
-    """Work of one task.
+    """Segments that become one segment: the work of one task.
 
     `inputs` are neighbours in offset order. `kept` are the offsets to keep, ascending int64; None
     keeps all. `rows` is the number of kept rows. `cleaned` are the past compactions that the

@@ -463,10 +463,9 @@ class Consuming:
                 return
 
     async def _print_pages(self, consumer: AsyncConsumer, pages: list[PartitionPage]) -> None:
-        """Print pages.
+        """Print pages; their records are done then, so the next read commits them.
 
-        The printed records are done, so the next read commits them. If a record does not decode,
-        print the other pages, too, and raise the first such error.
+        If a record does not decode, print the other pages, too, and raise the first such error.
         """
         next_offsets = {}
         shown_pages: list[ShownLines] = []

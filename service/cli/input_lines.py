@@ -49,10 +49,9 @@ class Parser(NamedTuple):
 
 
 def text_parser(key_separator: str | None, *, is_crlf: bool = False) -> Parser:
-    """Return a parser of lines.
+    """Return a parser of lines: each is a value, or, with `key_separator`, a key and a value.
 
-    A line is a value, or, with `key_separator`, a key and a value. All bytes are valid. With
-    `is_crlf`, a carriage return at the end of a line is not part of it.
+    All bytes are valid. With `is_crlf`, a carriage return at the end of a line is not part of it.
     """
     separator = None if key_separator is None else key_separator.encode()
 
@@ -94,10 +93,9 @@ _decode_value = msgspec.json.Decoder(Raw).decode
 
 
 def json_parser(embedded: str, *, is_values: bool, has_partitions: bool = True) -> Parser:
-    """Return a parser of lines.
+    """Return a parser of lines: each is a record as JSON, or, with `is_values`, a JSON value.
 
-    A line is a record as JSON, or, with `is_values`, a JSON value. Without `has_partitions`, the
-    partition in a record is ignored.
+    Without `has_partitions`, the partition in a record is ignored.
     """
     record = _json_value if is_values else _json_record(_KEYS[embedded], has_partitions)
     form = f"ndjson {embedded} {is_values}" + ("" if has_partitions else " without partitions")

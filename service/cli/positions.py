@@ -122,9 +122,9 @@ def now() -> dt.datetime:
 
 
 def at_time(place: Position, now: dt.datetime) -> str | int | dt.datetime | Last | PartitionOffsets:
-    """Return the position.
+    """Return the position, as a datetime if it is a time before now.
 
-    If it is a time before now, return this time as a datetime. Raises BadUsage.
+    Raises BadUsage.
     """
     if not isinstance(place, Ago):
         return place

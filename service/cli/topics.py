@@ -269,10 +269,9 @@ def show_skew(
 
 
 class Skew(NamedTuple):
-    """The result.
+    """The skew of a topic: shares are parts of the sampled records.
 
-    Shares are parts of the sampled records. `salted_share` is the share of the hottest partition if
-    the shown keys had salts.
+    `salted_share` is the share of the hottest partition if the shown keys had salts.
     """
 
     sampled: int

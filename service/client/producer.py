@@ -177,10 +177,7 @@ class _Lane:
 
 
 class _ProducerTopic:
-    """A topic with its lanes.
-
-    Until the number of partitions is known, `waiting` has the records.
-    """
+    """A topic with its lanes; `waiting` has records until its partitions are known."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -146,10 +146,10 @@ def encoded(
     partition: int | None = None,
     timestamp_ms: int | None = None,
 ) -> JsonRecord:
-    """Encode a record.
+    """Encode a record of a produce request; raises BadArgument.
 
     In format binary, key and value are bytes, str (UTF-8) or None. In format json they are anything
-    that msgspec encodes. Raises BadArgument.
+    that msgspec encodes.
     """
     if partition is not None and partition < 0:
         raise BadArgument(f"partition {partition} is negative")

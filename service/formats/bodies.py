@@ -71,10 +71,9 @@ because pydantic would take `true` for 1."""
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    """Decode a body.
+    """Decode a body, or raise BadBody if it is not JSON.
 
-    Raises BadBody if the body is not JSON, and InvalidBody if it is empty or does not have the
-    decoder's type.
+    Raises InvalidBody if it is empty or does not have the decoder's type.
     """
     try:
         return decoder.decode(body)

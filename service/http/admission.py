@@ -279,10 +279,9 @@ class Admission(Generic[G]):
     # -- connections
 
     def arrive(self, guest: G, address: str) -> G | None:
-        """Count a new connection.
+        """Count a new connection; return one to close for it, or None.
 
-        If the caller must close another connection for it, stop counting that connection and return
-        it. Else return None.
+        The returned connection counts no more.
         """
         limits, seen = self.limits, _LastCheck(network_of(address))
         of_address = self._addresses.get(seen.address) or _Crowd()

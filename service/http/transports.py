@@ -384,10 +384,10 @@ class CountedTransport:
         self._transport.write(data)
 
     def close(self) -> None:
-        """Close.
+        """Close, or, with `linger_s`, send EOF now and close after this time.
 
-        If `linger_s` is set, send EOF now and close after this time. If the broker closed while the
-        client still sends, TCP would reset the connection, and the client could lose the answer.
+        If the broker closed while the client still sends, TCP would reset the connection, and the
+        client could lose the answer.
         """
         if not self.linger_s:
             self._transport.close()
@@ -454,10 +454,9 @@ class Arrival:
         self._deadline_s = now_s + ACKNOWLEDGED_S
 
     def settle(self, *, is_last: bool = False) -> bool | None:
-        """Look at the connection.
+        """Return True if the answer has arrived, False if it is lost, None if neither is known yet.
 
-        Return True if the answer has arrived, False if it counts as lost, None if neither is known
-        yet. With `is_last`, the connection ends now.
+        With `is_last`, the connection ends now.
         """
         transport = self._transport
         if transport is not None:

@@ -237,10 +237,9 @@ class PeerListener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, address: str) -> str:
-        """Listen.
+        """Listen, and return the address to announce to peers.
 
-        Return the address to announce to peers. It is `address`, or, if that is empty, an address
-        of this machine with the port.
+        It is `address`, or, if that is empty, an address of this machine with the port.
         """
         self._task = asyncio.create_task(self._server.serve(), name="tidelog-peers")
         while not self._server.started:

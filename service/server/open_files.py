@@ -27,9 +27,10 @@ class ConnectionLimits(NamedTuple):
 
 
 def connection_limits(files: int, clients_max: int, peers_max: int) -> ConnectionLimits:
-    """Divide `files` descriptors.
+    """Divide `files` descriptors among peers, clients and the rest of the broker.
 
-    KEPT_FILES are kept. Peers get up to a quarter of the rest, and clients get what then remains.
+    The rest gets KEPT_FILES. Peers get up to a quarter of the others, and clients get what then
+    remains.
     """
     kept_files = min(KEPT_FILES, files // 2)
     peers = max(min(peers_max, (files - kept_files) // 4), 1)

@@ -30,7 +30,7 @@ def setting(
     words: str = "",
     is_secret: bool = False,
 ) -> Any:
-    """Return a field.
+    """Return the field of a setting.
 
     `limits` are the least and the greatest of a number, `words` are all values of a text.
     """

@@ -223,10 +223,9 @@ class Sequencer:
             self._own = None
 
     async def _upload_if_large(self, draft: Draft) -> Draft:
-        """Return the draft.
+        """Return the draft; if it is large, upload its chunks and refer to the upload.
 
-        If it is large, upload its chunks and return a draft that refers to the upload. **On a
-        crash**: an object is left that no entry names; collection deletes it.
+        **On a crash**: an object is left that no entry names; collection deletes it.
 
         A suspended process or a late message does no harm. Collection deletes the upload only after
         an entry whose elapsed time is past `end_ms`, a time in the upload's key. A broker that

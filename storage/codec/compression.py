@@ -278,11 +278,10 @@ def _zstd_frame(packed: bytes, position: int, bound: int) -> tuple[int, int, int
 
 
 def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int, expected: int) -> bytes:
-    """Unpack in steps.
+    """Unpack in steps: Arrow's `Codec.decompress` needs the exact size.
 
-    Arrow's `Codec.decompress` does this in one call, but needs the exact size. Its buffer has the
-    given size, and the bytes behind the content are memory that was not written. `read` of the
-    stream never frees its bytes if it raises (pyarrow 26).
+    Its buffer has the given size, and the bytes behind the content are memory that was not written.
+    `read` of the stream never frees its bytes if it raises (pyarrow 26).
     """
     stream = pa.CompressedInputStream(pa.BufferReader(packed), name)
     step = min(max(_STEP, 8 * len(packed)), _STEP_MAX)

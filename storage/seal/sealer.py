@@ -80,7 +80,7 @@ the bound. At the whole share brokers refuse records (storage.state.tail_chunks)
 
 
 class DueTails(NamedTuple):
-    """The rules of one broker.
+    """The rules of one broker about when a tail is due.
 
     `owns` returns whether this broker seals the tails of a topic id as soon as they are due.
     `topic_chunks_max` bounds the chunks of all tails of a topic together.

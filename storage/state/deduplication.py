@@ -1,6 +1,4 @@
-"""Marks of applied drafts.
-
-The mark of a broker is the highest number of its forwarded drafts that the log has.
+"""Marks of applied drafts: the highest number of a broker's forwarded drafts in the log.
 
 If the sequencer does not answer, the broker that forwarded a draft commits the same draft itself.
 If a second copy of a draft is in the chain, `apply` finds the copy by the mark and skips it. Pure:

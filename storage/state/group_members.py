@@ -351,10 +351,9 @@ class GroupMembers:
     # -- changes
 
     def do(self, action: GroupAction, now_ms: int) -> None:
-        """Apply an action.
+        """Apply an action, unless an earlier one of the commit removed the group or the member.
 
-        `check` saw only the state before the commit. So if an earlier action of the commit removed
-        the group or the member, do nothing.
+        `check` saw only the state before the commit.
         """
         if isinstance(action, JoinGroup):
             self._join(action, now_ms)

@@ -306,10 +306,10 @@ class FolderStore:
         return _UNNAMED != 0
 
     def _try_link(self, directory_fd: int, source: str) -> int:
-        """Test a link.
+        """Test a link; return the file's modification time in ns.
 
-        Return the file's modification time in ns. It is comparable with other files' modification
-        times, because the same clock sets all of them.
+        It is comparable with other files' modification times, because the same clock sets all of
+        them.
         """
         status = os.stat(source)
         name = f"{self._temporary}/inode-{status.st_ino}"  # used by this file or by no file

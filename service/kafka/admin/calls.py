@@ -52,10 +52,10 @@ class AdminCall:
     async def outcome(
         self, change: Awaitable[None], forbidden: Code = Code.TOPIC_AUTHORIZATION_FAILED
     ) -> ChangeOutcome:
-        """Wait for a change.
+        """Wait for a change; return its error.
 
-        Return its error, with the code `forbidden` if the client may not do it. Raises
-        Unauthenticated, which ends the connection.
+        The error has the code `forbidden` if the client may not do it. Raises Unauthenticated,
+        which ends the connection.
         """
         try:
             await change
