@@ -84,7 +84,7 @@ def _expiry(
 def _expired_end(
     columns: SegmentColumns, partition: Partition, config: TopicConfig, now_ms: int
 ) -> int:
-    """Return the end of the records whose limit is passed; a chunk of the tail is a segment."""
+    """Return the end of the records whose limit is passed; a tail's chunk counts as a segment."""
     cut = retention(columns, partition, config, now_ms)
     end = partition.log_start_offset if cut is None else cut.log_start_offset
     if end < partition.sealed_end or "delete" not in config.cleanup_policy:

@@ -22,8 +22,6 @@ from tidelog.storage.tables.manifest import (
 
 
 class FindingKind:
-    """Kinds of findings."""
-
     WAL = "wal"
     CHECKPOINT = "checkpoint"
     TAIL = "tail"

@@ -29,7 +29,6 @@ ADVICE = {
 
 
 def command_error(error: errors.ClientError) -> CommandError:
-    """Return the error of a command for an error of the client."""
     message = error.message
     if message.startswith(SECURITY_IS_OFF):
         message = "security is off on this broker: start it with --security keys"

@@ -14,8 +14,6 @@ from tidelog.storage.core.errors import LogError, UnknownPartition, UnknownTopic
 
 
 class CommandError(Exception):
-    """Failure of a command."""
-
     status = EXIT_FAILED
 
 

@@ -236,7 +236,6 @@ _PARTS: dict[str, Callable[[Raw], bytes]] = {
 
 
 def joined(lines: Sequence[bytes]) -> bytes:
-    """Return lines as output."""
     return b"".join(line + b"\n" for line in lines)
 
 

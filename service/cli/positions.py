@@ -80,7 +80,6 @@ def forms_in_words(forms: tuple[Form, ...]) -> str:
 
 
 def text_of(place: Position) -> str:
-    """Return the text of a position."""
     match place:
         case dt.datetime():
             return f"@{place.isoformat()}"

@@ -53,7 +53,6 @@ class _Turns:
 
     @classmethod
     async def wait(cls) -> None:
-        """Wait for the turn of this handler."""
         loop = asyncio.get_running_loop()
         turns = cls._of_loops.get(loop)
         if turns is None:

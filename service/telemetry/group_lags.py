@@ -269,7 +269,6 @@ class LagTotals:
         await self.times.look(self._unread, reads_max)
 
     async def _add(self, group_id: str, lags: GroupLags) -> None:
-        """Add the lags of a group."""
         label = group_id if len(self.groups) < METRIC_GROUPS_MAX else OTHER_GROUPS
         summary = LagSummary()
         async for some in lags.slices():

@@ -89,8 +89,6 @@ class ClusterClients(NamedTuple):
 
 
 class ConnectedClient(Protocol):
-    """A connection of a Kafka client."""
-
     def now(self) -> ConnectionNow: ...
 
 

@@ -78,8 +78,6 @@ def hottest(before: "array[int]", now: "array[int]") -> HotShare | None:
 
 
 class SharesCollector(Collector):
-    """The collector of the shares."""
-
     def __init__(self, shares: PartitionShares) -> None:
         self._shares = shares
 

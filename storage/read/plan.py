@@ -111,10 +111,9 @@ NO_FILTER = ReadFilter()
 class SegmentRange(NamedTuple):
     """Records [start, end) of one segment, or the part `share` of `shares` equal parts of them.
 
-    The parts divide the row groups.
-
-    A task reads the footer to find the row groups, so a plan over 20,000 segments reads no footer.
-    `size` is the size of the object. `cost` is an estimate of the bytes that the task reads.
+    The parts divide the row groups. A task reads the footer to find the row groups, so a plan over
+    20,000 segments reads no footer. `size` is the size of the object. `cost` is an estimate of the
+    bytes that the task reads.
     """
 
     topic: str

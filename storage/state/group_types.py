@@ -195,8 +195,6 @@ def partitions_of(member: GroupMember, catalog: Catalog) -> Sequence[TopicIdPart
 
 
 class GroupCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A group in a checkpoint."""
-
     group_id: str
     generation: int
     assignor: str

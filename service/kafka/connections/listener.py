@@ -84,8 +84,6 @@ class PlainConnection(KafkaConnection, asyncio.BufferedProtocol):
 
 
 class TlsConnection(KafkaConnection, asyncio.Protocol):
-    """A connection with TLS."""
-
     is_tls = True
     _tls: TlsTransport
 

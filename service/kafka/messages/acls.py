@@ -47,8 +47,6 @@ class DescribeAclsResponse(Message, api_key=29, versions="1-3", flexible="2+"):
 
 
 class AclCreation(Structure):
-    """A new ACL."""
-
     resource_type: Int8
     resource_name: str
     resource_pattern_type: Annotated[Int8, Field("1+")] = LITERAL
@@ -59,8 +57,6 @@ class AclCreation(Structure):
 
 
 class CreateAclsRequest(Message, api_key=30, versions="1-3", flexible="2+"):
-    """Creates ACLs."""
-
     creations: list[AclCreation]
 
 

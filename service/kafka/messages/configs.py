@@ -21,8 +21,6 @@ class DescribeConfigsResource(Structure):
 
 
 class DescribeConfigsRequest(Message, api_key=32, versions="1-4", flexible="4+"):
-    """Asks for configs."""
-
     resources: list[DescribeConfigsResource]
     include_synonyms: bool = False
     include_documentation: Annotated[bool, Field("3+")] = False
@@ -37,8 +35,6 @@ class DescribeConfigsSynonym(Structure):
 
 
 class DescribeConfigsResourceResult(Structure):
-    """One config."""
-
     name: str
     value: str | None
     read_only: bool

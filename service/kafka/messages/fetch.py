@@ -38,8 +38,6 @@ class FetchPartition(Structure):
 
 
 class FetchTopic(Structure):
-    """The partitions of a topic."""
-
     topic: Annotated[str, Field("4-12")] = ""
     topic_id: Annotated[Uuid, Field("13+")] = ZERO_UUID
     partitions: list[FetchPartition]
@@ -111,8 +109,6 @@ class FetchablePartitionResponse(Structure):
 
 
 class FetchableTopicResponse(Structure):
-    """The results of a topic."""
-
     topic: Annotated[str, Field("4-12")] = ""
     topic_id: Annotated[Uuid, Field("13+")] = ZERO_UUID
     partitions: list[FetchablePartitionResponse]
@@ -137,8 +133,6 @@ class ListOffsetsPartition(Structure):
 
 
 class ListOffsetsTopic(Structure):
-    """The partitions of a topic."""
-
     name: str
     partitions: list[ListOffsetsPartition]
 
@@ -163,8 +157,6 @@ class ListOffsetsPartitionResponse(Structure):
 
 
 class ListOffsetsTopicResponse(Structure):
-    """The results of a topic."""
-
     name: str
     partitions: list[ListOffsetsPartitionResponse]
 
@@ -185,8 +177,6 @@ class OffsetForLeaderPartition(Structure):
 
 
 class OffsetForLeaderTopic(Structure):
-    """The partitions of a topic."""
-
     topic: str
     partitions: list[OffsetForLeaderPartition]
 
@@ -208,8 +198,6 @@ class LeaderEpochEndOffset(Structure):
 
 
 class OffsetForLeaderTopicResult(Structure):
-    """The results of a topic."""
-
     topic: str
     partitions: list[LeaderEpochEndOffset]
 

@@ -15,8 +15,6 @@ from tidelog.service.kafka.messages.schema import (
 
 
 class OffsetCommitRequestPartition(Structure):
-    """A partition and its offset to commit."""
-
     partition_index: Int32
     committed_offset: Int64
     committed_leader_epoch: Annotated[Int32, Field("6+")] = -1
@@ -24,16 +22,12 @@ class OffsetCommitRequestPartition(Structure):
 
 
 class OffsetCommitRequestTopic(Structure):
-    """The partitions of a topic."""
-
     name: Annotated[str, Field("2-9")] = ""
     topic_id: Annotated[Uuid, Field("10+")] = ZERO_UUID
     partitions: list[OffsetCommitRequestPartition]
 
 
 class OffsetCommitRequest(Message, api_key=8, versions="2-10", flexible="8+"):
-    """Commits offsets of a group."""
-
     group_id: str
     generation_id_or_member_epoch: Int32 = -1
     member_id: str
@@ -50,8 +44,6 @@ class OffsetCommitResponsePartition(Structure):
 
 
 class OffsetCommitResponseTopic(Structure):
-    """The results of a topic."""
-
     name: Annotated[str, Field("2-9")] = ""
     topic_id: Annotated[Uuid, Field("10+")] = ZERO_UUID
     partitions: list[OffsetCommitResponsePartition]
@@ -133,8 +125,6 @@ class OffsetFetchResponseTopics(Structure):
 
 
 class OffsetFetchResponseGroup(Structure):
-    """The results of a group."""
-
     group_id: str
     topics: list[OffsetFetchResponseTopics]
     error_code: Int16 = 0
@@ -156,8 +146,6 @@ class OffsetDeleteRequestPartition(Structure):
 
 
 class OffsetDeleteRequestTopic(Structure):
-    """The partitions of a topic."""
-
     name: str
     partitions: list[OffsetDeleteRequestPartition]
 
@@ -177,8 +165,6 @@ class OffsetDeleteResponsePartition(Structure):
 
 
 class OffsetDeleteResponseTopic(Structure):
-    """The results of a topic."""
-
     name: str
     partitions: list[OffsetDeleteResponsePartition]
 

@@ -22,8 +22,6 @@ class JoinGroupRequestProtocol(Structure):
 
 
 class JoinGroupRequest(Message, api_key=11, versions="0-9", flexible="6+"):
-    """Joins a group."""
-
     group_id: str
     session_timeout_ms: Int32
     rebalance_timeout_ms: Annotated[Int32, Field("1+")] = -1
@@ -95,8 +93,6 @@ class HeartbeatRequest(Message, api_key=12, versions="0-4", flexible="4+"):
 
 
 class HeartbeatResponse(Message, api_key=12, versions="0-4", flexible="4+"):
-    """The result of a heartbeat."""
-
     throttle_time_ms: Annotated[Int32, Field("1+")] = 0
     error_code: Int16
 
@@ -165,8 +161,6 @@ class DescribeGroupsRequest(Message, api_key=15, versions="0-6", flexible="5+"):
 
 
 class DescribedGroupMember(Structure):
-    """A member of a group."""
-
     member_id: str
     group_instance_id: Annotated[str | None, Field("4+")] = None
     client_id: str
@@ -189,8 +183,6 @@ class DescribedGroup(Structure):
 
 
 class DescribeGroupsResponse(Message, api_key=15, versions="0-6", flexible="5+"):
-    """The groups of the request."""
-
     throttle_time_ms: Annotated[Int32, Field("1+")] = 0
     groups: list[DescribedGroup]
 
@@ -202,8 +194,6 @@ class DeleteGroupsRequest(Message, api_key=42, versions="0-2", flexible="2+"):
 
 
 class DeletableGroupResult(Structure):
-    """The result for one group."""
-
     group_id: str
     error_code: Int16
 

@@ -20,8 +20,6 @@ class ApiVersionsRequest(Message, api_key=18, versions="0-4", flexible="3+"):
 
 
 class ApiVersion(Structure):
-    """The versions of one API."""
-
     api_key: Int16
     min_version: Int16
     max_version: Int16

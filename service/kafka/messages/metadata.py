@@ -109,8 +109,6 @@ class DescribeClusterBroker(Structure):
 
 
 class DescribeClusterResponse(Message, api_key=60, versions="0-2", flexible="0+"):
-    """The brokers of the cluster."""
-
     throttle_time_ms: Int32
     error_code: Int16
     error_message: str | None = None

@@ -66,8 +66,6 @@ class PartitionProduceResponse(Structure):
 
 
 class TopicProduceResponse(Structure):
-    """The results of a topic."""
-
     name: Annotated[str, Field("3-12")] = ""
     topic_id: Annotated[Uuid, Field("13+")] = ZERO_UUID
     partition_responses: list[PartitionProduceResponse]
@@ -82,8 +80,6 @@ class ProduceResponse(Message, api_key=0, versions="3-13", flexible="9+"):
 
 
 class InitProducerIdRequest(Message, api_key=22, versions="0-5", flexible="2+"):
-    """Asks for a producer id."""
-
     transactional_id: str | None
     transaction_timeout_ms: Int32
     producer_id: Annotated[Int64, Field("3+")] = -1

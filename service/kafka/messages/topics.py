@@ -23,8 +23,6 @@ class CreatableReplicaAssignment(Structure):
 
 
 class CreatableTopicConfig(Structure):
-    """A config of a new topic."""
-
     name: str
     value: str | None
 
@@ -40,8 +38,6 @@ class CreatableTopic(Structure):
 
 
 class CreateTopicsRequest(Message, api_key=19, versions="2-7", flexible="5+"):
-    """Creates topics."""
-
     topics: list[CreatableTopic]
     timeout_ms: Int32 = 60000
     validate_only: bool = False
@@ -93,8 +89,6 @@ class DeleteTopicsRequest(Message, api_key=20, versions="1-6", flexible="4+"):
 
 
 class DeletableTopicResult(Structure):
-    """The result for one topic."""
-
     name: Annotated[str | None, Field(null="6+")]
     topic_id: Annotated[Uuid, Field("6+")] = ZERO_UUID
     error_code: Int16
@@ -123,16 +117,12 @@ class CreatePartitionsTopic(Structure):
 
 
 class CreatePartitionsRequest(Message, api_key=37, versions="0-3", flexible="2+"):
-    """Adds partitions to topics."""
-
     topics: list[CreatePartitionsTopic]
     timeout_ms: Int32
     validate_only: bool
 
 
 class CreatePartitionsTopicResult(Structure):
-    """The result for one topic."""
-
     name: str
     error_code: Int16
     error_message: str | None = None
@@ -153,8 +143,6 @@ class DeleteRecordsPartition(Structure):
 
 
 class DeleteRecordsTopic(Structure):
-    """The partitions of a topic."""
-
     name: str
     partitions: list[DeleteRecordsPartition]
 
@@ -175,8 +163,6 @@ class DeleteRecordsPartitionResult(Structure):
 
 
 class DeleteRecordsTopicResult(Structure):
-    """The results of a topic."""
-
     name: str
     partitions: list[DeleteRecordsPartitionResult]
 
@@ -189,8 +175,6 @@ class DeleteRecordsResponse(Message, api_key=21, versions="0-2", flexible="2+"):
 
 
 class ListPartitionReassignmentsTopics(Structure):
-    """The partitions of a topic."""
-
     name: str
     partition_indexes: list[Int32]
 
@@ -212,8 +196,6 @@ class OngoingPartitionReassignment(Structure):
 
 
 class OngoingTopicReassignment(Structure):
-    """The partitions of a topic."""
-
     name: str
     partitions: list[OngoingPartitionReassignment]
 
@@ -228,8 +210,6 @@ class ListPartitionReassignmentsResponse(Message, api_key=46, versions="0", flex
 
 
 class DescribableLogDirTopic(Structure):
-    """The partitions of a topic."""
-
     topic: str
     partitions: list[Int32]
 
@@ -241,8 +221,6 @@ class DescribeLogDirsRequest(Message, api_key=35, versions="1-4", flexible="2+")
 
 
 class DescribeLogDirsPartition(Structure):
-    """The bytes of a partition."""
-
     partition_index: Int32
     partition_size: Int64
     offset_lag: Int64
@@ -250,8 +228,6 @@ class DescribeLogDirsPartition(Structure):
 
 
 class DescribeLogDirsTopic(Structure):
-    """The partitions of a topic."""
-
     name: str
     partitions: list[DescribeLogDirsPartition]
 
