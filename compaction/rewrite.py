@@ -1,4 +1,4 @@
-"""Copy the rows of segments into one segment.
+"""The copy of the rows of segments into one segment.
 
 Merges and compactions do this in process or on Spark, `delete-records` only in process.
 

@@ -1,4 +1,4 @@
-"""Reads partitions without a group, each from an offset that the client keeps.
+"""Reads of partitions without a group, each from an offset that the client keeps.
 
 Each partition has at most one request at a time. `read` returns as soon as one partition has
 records; the other requests go on, and a later `read` returns their responses. The memory is bounded

@@ -1,4 +1,4 @@
-"""Open the cluster in the store of the settings for maintenance, by a broker or by a command."""
+"""The cluster in the store of the settings, opened for maintenance by a broker or a command."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""After a peak, a broker returns freed memory to the kernel, so that its resident memory falls.
+"""The return of freed memory to the kernel after a peak, so that resident memory falls.
 
 malloc keeps the memory that the process frees (storage.runtime.malloc), because the next request
 needs it. In three cases the next request needs much less: after an outage during which requests

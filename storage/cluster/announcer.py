@@ -1,4 +1,4 @@
-"""Announce committed entries to the peers, and find out whether suspected peers answer again.
+"""The announcer of committed entries to the peers; it finds whether suspected peers answer again.
 
 Each peer has one sender, with at most one message in flight. Entries that are committed meanwhile
 go into the next message, so a slow peer costs bounded memory (I10). A lost message has no effect on

@@ -1,4 +1,4 @@
-"""Find the live brokers in listings of `brokers/` and rank them; the first is the sequencer.
+"""The live brokers in listings of `brokers/`, by rank; the first is the sequencer.
 
 `Member` is the content of a broker's object.
 

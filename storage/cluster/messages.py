@@ -1,4 +1,4 @@
-"""Encode and decode the messages between brokers: forwarded drafts and announcements of entries.
+"""The bytes of the messages between brokers: forwarded drafts and announcements of entries.
 
 `merge` makes one draft of many. `refer` replaces the bytes of a draft's chunks by the key of an
 object that has these bytes.

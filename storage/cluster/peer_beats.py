@@ -1,4 +1,4 @@
-"""Ask each live peer every half second whether it answers. Liveness objects change more rarely.
+"""Beats: a question to each live peer every half second. Liveness objects change more rarely.
 
 Clients of Kafka's protocol connect to the brokers that Metadata names, so Metadata must not name a
 killed broker for more than 2 s. The question is a message without announcements. A peer that is

@@ -1,4 +1,4 @@
-"""One broker, the sequencer, commits for all. If it does not answer, any broker commits alone.
+"""The sequencer, which commits for all brokers. If it does not answer, any broker commits alone.
 
 The sequencer is the first in rank of the live brokers (cluster.liveness). The other brokers forward
 their drafts to it. Drafts that wait while its last PUT is in flight become one entry. Correctness

@@ -1,4 +1,4 @@
-"""Unpack the records of a batch, or a body of HTTP, with a bound of the memory. Pure.
+"""Unpacking of the records of a batch, or a body of HTTP, with a bound of the memory. Pure.
 
 The codecs are gzip, snappy, lz4 and zstd.
 

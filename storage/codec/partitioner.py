@@ -1,4 +1,4 @@
-"""Choose the partition of each record of a request, and split rows by partition.
+"""The choice of a partition for each record of a request, and the split of rows by partition.
 
 Kafka's rules: a record goes to the partition that it requests. If it requests none, the murmur2
 hash of its key decides. Kafka's Java client uses the same hash, so producers of all protocols put a

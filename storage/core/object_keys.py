@@ -1,4 +1,4 @@
-"""Build and parse the keys of a cluster's objects in the store (FORMAT.md section 2).
+"""The keys of a cluster's objects in the store, built and parsed (FORMAT.md section 2).
 
 Other modules build and parse only keys inside a topic's table.
 """

@@ -1,4 +1,4 @@
-"""Assign partitions to the members of a consumer group: Kafka's range, round robin and sticky.
+"""Assignors of partitions to the members of a group: Kafka's range, round robin and sticky.
 
 A topic's partitions go to members that subscribe to the topic. The result does not depend on the
 order of elements in the arguments, so `apply` computes the same assignment on every broker (I4).

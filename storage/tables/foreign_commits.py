@@ -1,4 +1,4 @@
-"""Checks if a version of a topic's table is what the log put there.
+"""Foreign commits: checks if a version of a topic's table is what the log put there.
 
 Finds the files that readers use if it is not (DESIGN 8, Tables in doubt).
 

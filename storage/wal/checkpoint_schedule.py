@@ -1,4 +1,4 @@
-"""When a broker writes a checkpoint of its view.
+"""The schedule of a broker's checkpoints of its view.
 
 **On a crash** during the write: a whole checkpoint is left, or none (wal_objects).
 """

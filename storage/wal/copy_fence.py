@@ -1,4 +1,4 @@
-"""How a process distinguishes its own entries from the entries of a copy of the process.
+"""The fence between a process's own entries and those of a copy of the process.
 
 A cloned machine and a restored snapshot continue with the name, the ids and the memory of the
 process. The hash of an entry shows who wrote it: this process knows the hashes of its own PUTs.

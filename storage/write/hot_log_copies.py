@@ -1,4 +1,4 @@
-"""Finds the committed requests of a crashed process's hot log, also if a copy of the process ran.
+"""The committed requests of a crashed process's hot log, also if a copy of the process ran.
 
 `apply` accepts each mark of a hot log once. A cloned machine or a restored snapshot continues the
 log with the same id. Then two requests may have the same mark, and `apply` accepts only the first
