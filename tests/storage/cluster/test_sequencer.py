@@ -361,7 +361,7 @@ async def test_a_killed_sequencer_is_missed_for_one_put(cluster: Cluster) -> Non
 async def test_a_frozen_sequencer_comes_back_and_doubles_nothing(cluster: Cluster) -> None:
     """Its PUT arrives after the broker of a draft in it has committed for itself.
 
-    The sequencer leaves out that broker's other drafts.
+    The sequencer leaves out the committed drafts that it still has.
     """
     first, broker_a, broker_b = await three(cluster)
     cluster.freeze(first)
