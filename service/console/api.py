@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.console.topic_layout import LayoutTotals, PartitionLayout, TopicLayouts
 from tidelog.service.console.wal_entries import Checkpoint, WalEntry, WalPage
-from tidelog.service.http.paging import WantedPage, answer_page, in_order, sliced
+from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     ERRORS,
@@ -23,6 +23,7 @@ from tidelog.service.routes.dependencies import (
     TopicName,
     broker_log,
 )
+from tidelog.service.slices import in_order, sliced
 from tidelog.service.telemetry.group_lags import group_ids
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.rates import (

@@ -12,10 +12,10 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 
 from tidelog.service.console.api import GoneBroker, gone_brokers
-from tidelog.service.http.paging import sliced
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import Rights, broker_log
 from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.slices import sliced
 from tidelog.service.telemetry.broker_health import BrokerSigns
 from tidelog.service.telemetry.group_lags import GroupLags, group_ids
 from tidelog.service.telemetry.health import BrokerFacts, Facts, GroupFacts, TailFacts, judge

@@ -5,11 +5,12 @@ from collections.abc import Awaitable
 from fastapi import Request
 from pydantic import BaseModel, Field
 
-from tidelog.service.http.paging import WantedPage, answer_page, in_order
+from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import ERRORS, EmptyListing, FreshLog, Listing, Rights
 from tidelog.service.routes.group_resources_v3 import GroupState, assignor_of, state_of
 from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.slices import in_order
 from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, group_ids
 from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.service.telemetry.rates import RateSampler

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from tidelog.compaction.plan import cleanable, merges
-from tidelog.service.http.paging import sliced
+from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.cluster_state import Topic

@@ -4,96 +4,26 @@
 
 A token is the key of the last item in a page, and the next page begins after this key. So the pages
 together have each item exactly once, even if other items are added or deleted meanwhile. Items are
-made and encoded in slices of time (`Slices`). Between two slices, the event loop runs other
-callbacks.
+made and encoded in slices of time (service.slices).
 """
 
-import asyncio
 import base64
-import heapq
 import json
 import sys
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
-from weakref import WeakKeyDictionary
 
 from fastapi import Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
+from tidelog.service.slices import Key, sliced
 
 PAGE_ITEMS_MAX = 1_000
-SLICE_S = 0.005
-"""A slice ends with the first item that is done after this time. An item takes at most a few ms."""
-KEYS_AT_ONCE = 2_000
-"""Keys that are sorted without a pause. For 2,000 tuples of strings, this takes ~3 ms."""
 TOKEN_CHARS_MAX = 4_096
 
-Key: TypeAlias = str | int | tuple[Any, ...]
 K = TypeVar("K", bound=Key)
-T = TypeVar("T")
-
-
-class _Turns:
-    """The handlers that wait for their next slice.
-
-    The event loop runs one slice between two of its turns, so many handlers together do not hold it
-    for longer than one.
-    """
-
-    _of_loops: ClassVar["WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns]"] = (
-        WeakKeyDictionary()
-    )
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @classmethod
-    async def wait(cls) -> None:
-        loop = asyncio.get_running_loop()
-        turns = cls._of_loops.get(loop)
-        if turns is None:
-            turns = cls._of_loops[loop] = cls()
-        if not turns._waiting:
-            loop.call_soon(turns._next)
-        turn = loop.create_future()
-        turns._waiting.append(turn)
-        await turn
-
-    def _next(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # else the handler was cancelled
-                turn.set_result(None)
-                break
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
-
-
-class Slices:
-    """The slices of one handler's work. The handler calls `pause` after each piece of the work."""
-
-    __slots__ = ("_end_s",)
-
-    def __init__(self) -> None:
-        self._end_s = time.perf_counter() + SLICE_S
-
-    async def pause(self) -> None:
-        """If the slice has taken SLICE_S, let the event loop run other callbacks."""
-        if time.perf_counter() >= self._end_s:
-            await _Turns.wait()
-            self._end_s = time.perf_counter() + SLICE_S
-
-
-async def sliced(items: Iterable[T]) -> AsyncIterator[T]:
-    """Iterate in slices over items that other callbacks do not change."""
-    slices = Slices()
-    for item in items:
-        yield item
-        await slices.pause()
 
 
 class Page(NamedTuple):
@@ -167,18 +97,6 @@ def _key(token: str) -> Any:
         raise InvalidParameter(
             f"page_token={token[:SHOWN_MAX]!r} is not a token: use metadata.next"
         ) from None
-
-
-async def in_order(keys: Iterable[K], after: K | None = None) -> Iterator[K]:
-    """Return the keys after `after`, or all keys if `after` is None, sorted."""
-    all_keys: list[Any] = list(keys)
-    runs = []
-    for first in range(0, len(all_keys), KEYS_AT_ONCE):
-        if first:
-            await asyncio.sleep(0)
-        some = all_keys[first : first + KEYS_AT_ONCE]
-        runs.append(sorted(some if after is None else [key for key in some if key > after]))
-    return heapq.merge(*runs)
 
 
 async def answer_page(

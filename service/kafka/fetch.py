@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from tidelog.service.http.paging import Slices
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
@@ -31,6 +30,7 @@ from tidelog.service.kafka.messages.fetch import (
 from tidelog.service.kafka.wide_answers import ELEMENTS_INLINE_MAX
 from tidelog.service.memory_pool import Share
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
+from tidelog.service.slices import Slices
 from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, UnknownTopic

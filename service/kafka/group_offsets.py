@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from tidelog.service.http.paging import Slices, sliced
 from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
@@ -15,6 +14,7 @@ from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import group_offsets as messages
 from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessage
 from tidelog.service.kafka.wide_answers import answered
+from tidelog.service.slices import Slices, sliced
 from tidelog.storage.core import levels
 from tidelog.storage.core.acls import DELETE, DESCRIBE, READ, TOPIC
 from tidelog.storage.core.actions import DeleteOffsets, GroupOffset

@@ -7,7 +7,6 @@ members have assignments in the format of Kafka's consumers.
 
 from collections.abc import Callable, Iterable
 
-from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
@@ -23,6 +22,7 @@ from tidelog.service.kafka.messages.consumer_protocol import (
 from tidelog.service.kafka.routing import operations_of
 from tidelog.service.kafka.wide_answers import answered
 from tidelog.service.security.caller import may_describe_group
+from tidelog.service.slices import sliced
 from tidelog.service.telemetry.group_lags import group_ids
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
 from tidelog.storage.core.errors import LogError

@@ -8,7 +8,6 @@ partition once.
 import contextlib
 from collections.abc import Iterable
 
-from tidelog.service.http.paging import Slices
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
@@ -23,6 +22,7 @@ from tidelog.service.kafka.messages.topics import (
     ListPartitionReassignmentsResponse,
 )
 from tidelog.service.kafka.routing import Routing
+from tidelog.service.slices import Slices
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, DESCRIBE
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.cluster_state import Topic

@@ -6,7 +6,6 @@ one.
 
 from collections.abc import Iterable
 
-from tidelog.service.http.paging import Slices
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
@@ -24,6 +23,7 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderTopicResult,
 )
 from tidelog.service.kafka.routing import LEADER_EPOCH
+from tidelog.service.slices import Slices
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX
 from tidelog.storage.codec.chunk import US_PER_MS, timestamps_us
 from tidelog.storage.core.acls import DESCRIBE

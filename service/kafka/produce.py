@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from functools import partial
 
-from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.appends import (
     API,
@@ -31,6 +30,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden
+from tidelog.service.slices import sliced
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, IDEMPOTENT_WRITE, TOPIC, WRITE
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE

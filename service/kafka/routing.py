@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tidelog.service.http.paging import Slices, in_order, sliced
 from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
@@ -43,6 +42,7 @@ from tidelog.service.kafka.messages.metadata import (
 )
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.security.caller import CallerRights, Forbidden, allowed_operations
+from tidelog.service.slices import Slices, in_order, sliced
 from tidelog.storage.cluster.liveness import KafkaListener, Member, weight
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import (

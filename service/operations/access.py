@@ -5,10 +5,10 @@ import hashlib
 
 import msgspec
 
-from tidelog.service.http.paging import sliced
 from tidelog.service.operations.change import Change, begin
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
+from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster_access import KEY_ID_BYTES
 from tidelog.storage.core.acls import (

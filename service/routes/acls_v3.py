@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from tidelog.service.formats.bodies import Items, StrictModel
 from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
 from tidelog.service.http.body_limit import SMALL_BODY
-from tidelog.service.http.paging import WHOLE, WantedPage, answer_page, in_order, sliced
+from tidelog.service.http.paging import WHOLE, WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -27,6 +27,7 @@ from tidelog.service.routes.dependencies import (
     Resources,
     Rights,
 )
+from tidelog.service.slices import in_order, sliced
 from tidelog.storage.core import acls
 from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFilter
 from tidelog.storage.core.errors import InvalidRequest

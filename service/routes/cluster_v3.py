@@ -20,7 +20,7 @@ from tidelog.service.formats.resources_v3 import (
     ReplicaList,
 )
 from tidelog.service.http.errors import NoSuchResource
-from tidelog.service.http.paging import WantedPage, answer_page, in_order
+from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     ERRORS,
@@ -31,6 +31,7 @@ from tidelog.service.routes.dependencies import (
     broker_log,
     keys_of_topics,
 )
+from tidelog.service.slices import in_order
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.state.cluster_state import Topic

@@ -27,7 +27,6 @@ from tidelog.service.http.media_types import (
     check_instance_type,
     media_type,
 )
-from tidelog.service.http.paging import sliced
 from tidelog.service.http.parameters import integer_or_default
 from tidelog.service.http.request import (
     ClientGone,
@@ -52,6 +51,7 @@ from tidelog.service.security.caller import (
     rights_of,
 )
 from tidelog.service.settings.requests import RequestSettings
+from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.errors import (

@@ -17,13 +17,13 @@ from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
 from tidelog.service.http.media_types import JSON_V2
-from tidelog.service.http.paging import in_order
 from tidelog.service.http.route import V3
 from tidelog.service.http.urls import client_url
 from tidelog.service.operations.change import HttpChange
 from tidelog.service.operations.operations import Operations
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import CallerRights, rights_of
+from tidelog.service.slices import in_order
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import InvalidRequest, UnknownTopic
 from tidelog.storage.state.cluster_state import Topic

@@ -17,8 +17,8 @@ from tidelog.service.formats.resources_v3 import (
     ResourceFactory,
     ResourceList,
 )
-from tidelog.service.http.paging import in_order, sliced
 from tidelog.service.security.caller import CallerRights
+from tidelog.service.slices import in_order, sliced
 from tidelog.service.telemetry.group_lags import Lag, LagSummary
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, TOPIC

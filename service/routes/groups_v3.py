@@ -17,7 +17,7 @@ from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.errors import NoSuchResource
-from tidelog.service.http.paging import WHOLE, Slices, WantedPage, answer_page, in_order, sliced
+from tidelog.service.http.paging import WHOLE, WantedPage, answer_page
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.change import decided
@@ -44,6 +44,7 @@ from tidelog.service.routes.group_resources_v3 import (
     assigned_in_order,
 )
 from tidelog.service.security.caller import CallerRights, check_topics, may_describe_group
+from tidelog.service.slices import Slices, in_order, sliced
 from tidelog.service.telemetry.group_lags import GroupLags, group_ids
 from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.storage.broker import Broker

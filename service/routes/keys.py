@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.http.body_limit import BodyLimit
 from tidelog.service.http.errors import NoSuchResource
-from tidelog.service.http.paging import WantedPage, answer_page, in_order
+from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.http.urls import client_url
 from tidelog.service.operations.change import decided
@@ -31,6 +31,7 @@ from tidelog.service.routes.dependencies import (
 )
 from tidelog.service.security.authenticator import Caller
 from tidelog.service.security.caller import Unauthenticated, rights_of
+from tidelog.service.slices import in_order
 from tidelog.storage.core.acls import (
     ALTER,
     ALTER_CONFIGS,

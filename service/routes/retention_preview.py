@@ -4,10 +4,10 @@ from pydantic import BaseModel, Field
 
 from tidelog.compaction.expiry import Expiry, expiries
 from tidelog.service.formats.bodies import Items, StrictModel
-from tidelog.service.http.paging import sliced
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.routes.configs_v3 import ConfigChange, changed_texts
 from tidelog.service.routes.dependencies import CREATE_ERRORS, ERRORS, FreshLog, TopicName
+from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, TOPIC
 from tidelog.storage.state.cluster_state import Topic

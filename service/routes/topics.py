@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.resources_v3 import BROKER_ID
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
-from tidelog.service.http.paging import in_order, sliced
 from tidelog.service.http.parameters import (
     SHOWN_MAX,
     check_printable_field,
@@ -34,6 +33,7 @@ from tidelog.service.routes.dependencies import (
     config_text,
     partitions_wanted,
 )
+from tidelog.service.slices import in_order, sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC

@@ -22,7 +22,7 @@ from tidelog.service.formats.resources_v3 import (
 )
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.errors import NoSuchResource
-from tidelog.service.http.paging import WantedPage, answer_page, in_order
+from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.parameters import (
     InvalidParameter,
     check_printable_field,
@@ -50,6 +50,7 @@ from tidelog.service.routes.dependencies import (
     partitions_wanted,
 )
 from tidelog.service.security.caller import allowed_operations
+from tidelog.service.slices import in_order
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 

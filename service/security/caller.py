@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
-from tidelog.service.http.paging import sliced
 from tidelog.service.settings.security import SecuritySettings
+from tidelog.service.slices import sliced
 from tidelog.storage.core.acls import (
     ADMIN,
     CLUSTER,

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from tidelog.service.http.paging import Slices, sliced
+from tidelog.service.slices import Slices, sliced
 from tidelog.service.telemetry.lag_times import LagTimes, Unread
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tidelog.service.http.paging import sliced
+from tidelog.service.slices import sliced
 from tidelog.service.telemetry.rates import Ask, answers, no_answers
 from tidelog.storage.broker import Broker
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from tidelog.service.http.paging import sliced
+from tidelog.service.slices import sliced
 from tidelog.service.telemetry.log_metrics import gauge
 from tidelog.storage.broker import Broker
 

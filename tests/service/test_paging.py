@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.conftest import Broker, assert_refused
 from tests.service.keyed import ADMIN, SETTINGS
-from tidelog.service.http.paging import Slices
+from tidelog.service.slices import Slices
 from tidelog.storage.state.committed_offsets import CommittedOffset
 
 TOPICS = ["a", "b", "c", "d", "e"]

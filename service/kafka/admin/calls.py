@@ -8,12 +8,12 @@ the client gets no answer and sends the request again.
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
 from tidelog.service.operations.change import audited
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
+from tidelog.service.slices import sliced
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.state.access import MUTATION_RATE

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
-from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
@@ -35,6 +34,7 @@ from tidelog.service.kafka.messages.configs import (
 )
 from tidelog.service.operations.change import for_each
 from tidelog.service.operations.configs import ConfigTexts
+from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.topic_configs import (

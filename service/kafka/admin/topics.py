@@ -8,7 +8,6 @@ partitions.
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
 from tidelog.service.kafka.admin.configs import ConfigEntry, entries_of
 from tidelog.service.kafka.apis import Api
@@ -38,6 +37,7 @@ from tidelog.service.kafka.messages.topics import (
 )
 from tidelog.service.operations.change import for_each
 from tidelog.service.operations.topics import LogStartMove, NewTopic
+from tidelog.service.slices import sliced
 from tidelog.storage.core.acls import DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import LogError
 

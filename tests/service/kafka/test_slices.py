@@ -7,7 +7,7 @@ import pytest
 from tests.service.kafka.conftest import Client, Kafka, broker
 from tests.service.kafka.test_security import _client_of
 from tests.service.keyed import SETTINGS, allow
-from tidelog.service.http import paging
+from tidelog.service import slices
 from tidelog.service.kafka import wide_answers
 from tidelog.service.kafka.client import EncodedAnswer
 from tidelog.service.kafka.context import Context
@@ -21,14 +21,14 @@ PARTITIONS = 30
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """The turns that handlers wait for; each item takes a slice of its own."""
     waited: list[None] = []
-    wait = paging._Turns.wait
+    wait = slices._Turns.wait
 
     async def counted() -> None:
         waited.append(None)
         await wait()
 
-    monkeypatch.setattr(paging._Turns, "wait", counted)
-    monkeypatch.setattr(paging, "SLICE_S", -1.0)
+    monkeypatch.setattr(slices._Turns, "wait", counted)
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
     return waited
 
 
