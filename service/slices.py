@@ -1,5 +1,4 @@
-"""Long work on the event loop, in slices of time. Between two slices, the loop runs other
-callbacks."""
+"""Long work on the event loop, in slices of time, between which the loop runs other callbacks."""
 
 import asyncio
 import heapq
@@ -20,8 +19,11 @@ T = TypeVar("T")
 
 
 class _Turns:
-    """The handlers that wait for their next slice. The event loop runs one slice between two of its
-    turns, so many handlers together do not hold it for longer than one."""
+    """The handlers that wait for their next slice.
+
+    The event loop runs one slice between two of its turns, so many handlers together do not hold it
+    for longer than one.
+    """
 
     _of_loops: ClassVar["WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns]"] = (
         WeakKeyDictionary()

@@ -16,6 +16,7 @@ from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     ERRORS,
+    BrokerOperations,
     EmptyListing,
     FreshLog,
     Listing,
@@ -157,6 +158,7 @@ class Overview(BaseModel):
 
 async def get_overview(
     request: Request,
+    operations: BrokerOperations,
     rights: Rights,
     history: Annotated[bool, Query(description="add the rates of the last half hour")] = False,
 ) -> Overview:
@@ -180,12 +182,12 @@ async def get_overview(
         tables_in_doubt={
             name: why
             for name, why in islice(log.doubts().items(), DAMAGE_SHOWN_MAX)
-            if rights.may(DESCRIBE, TOPIC, name)
+            if operations.topics.is_shown(rights, name)
         },
         damaged_tails={
             f"{partition.topic}-{partition.partition}": why
             for partition, why in islice(log.damaged_tails().items(), DAMAGE_SHOWN_MAX)
-            if rights.may(DESCRIBE, TOPIC, partition.topic)
+            if operations.topics.is_shown(rights, partition.topic)
         },
         brokers=_brokers(log, answered),
         gone=gone_brokers(log, absent),
@@ -313,17 +315,19 @@ class ConfigDoc(BaseModel):
 
 
 async def list_topic_summaries(
-    log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
+    log: FreshLog,
+    operations: BrokerOperations,
+    rights: Rights,
+    empty: EmptyListing,
+    page: WantedPage,
 ) -> Listing[TopicSummary]:
     """List the topics that the caller may describe, with the sizes that are in the cluster's
     state. The state does not have the size of a topic's table."""
     now_ms = log.clock.now_ms()
 
     def summary(name: str) -> TopicSummary | None:
-        topic = log.state.topics.get(name)
-        if topic is None or not rights.may(DESCRIBE, TOPIC, name):
-            return None
-        return _summary(topic, now_ms)
+        topic = operations.topics.shown(rights, name)
+        return None if topic is None else _summary(topic, now_ms)
 
     names = await in_order(log.state.topics, page.key(str))
     listing: Listing[TopicSummary] = await answer_page(page, empty, names, summary)

@@ -13,17 +13,19 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.console.api import GoneBroker, gone_brokers
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
-from tidelog.service.routes.dependencies import Rights, broker_log
-from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.operations.groups import GroupOperations
+from tidelog.service.operations.topics import TopicOperations
+from tidelog.service.routes.dependencies import BrokerOperations, Rights, broker_log
+from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import sliced
 from tidelog.service.telemetry.broker_health import BrokerSigns
-from tidelog.service.telemetry.group_lags import GroupLags, group_ids
+from tidelog.service.telemetry.group_lags import group_ids
 from tidelog.service.telemetry.health import BrokerFacts, Facts, GroupFacts, TailFacts, judge
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.service.telemetry.rates import BrokerRates, RateSampler, quantile_s
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE, TOPIC
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE
 from tidelog.storage.core.errors import LogError
 
 READY_S = 2.0
@@ -121,15 +123,17 @@ class ClusterHealth(BaseModel):
     holds: int = Field(description="backups that run: nothing is collected meanwhile")
 
 
-async def get_health(request: Request, rights: Rights) -> ClusterHealth:
+async def get_health(
+    request: Request, operations: BrokerOperations, rights: Rights
+) -> ClusterHealth:
     """Whether the cluster is well, and if not, each problem with its runbook: brokers, store,
     sealing, maintenance and groups. This route answers while the store does not."""
     log, state = broker_log(request), request.app.state
     telemetry: Telemetry = state.reports.telemetry
     sampler: RateSampler = state.reports.rates
     answered = await sampler.all()
-    groups = await _groups(log, telemetry, rights)
-    tails, late = await _tails(log, rights)
+    groups = await _groups(log, telemetry, operations.groups, rights)
+    tails, late = await _tails(log, operations.topics, rights)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(RESULTS_S):
             await telemetry.maintenance.stored(log).refresh(age_max_s=0.0)
@@ -247,7 +251,9 @@ def _store(signs: list[BrokerSigns]) -> StoreHealth:
     )
 
 
-async def _tails(log: Broker, rights: CallerRights) -> tuple[TailsHealth, list[TailFacts]]:
+async def _tails(
+    log: Broker, operations: TopicOperations, rights: CallerRights
+) -> tuple[TailsHealth, list[TailFacts]]:
     """Return the sizes of all tails, and the tails of topics that the caller may describe."""
     records = size = 0
     now_ms = log.clock.now_ms()
@@ -260,7 +266,7 @@ async def _tails(log: Broker, rights: CallerRights) -> tuple[TailsHealth, list[T
             for partition in topic.partitions
         )
         since_ms = unsealed_since_ms(topic, now_ms)
-        if not rights.may(DESCRIBE, TOPIC, topic.name):
+        if not operations.is_shown(rights, topic.name):
             continue
         if since_ms < oldest_ms:
             oldest_ms, oldest_topic = since_ms, topic.name
@@ -275,15 +281,17 @@ async def _tails(log: Broker, rights: CallerRights) -> tuple[TailsHealth, list[T
     return tails, facts
 
 
-async def _groups(log: Broker, telemetry: Telemetry, rights: CallerRights) -> list[GroupFacts]:
+async def _groups(
+    log: Broker, telemetry: Telemetry, operations: GroupOperations, rights: CallerRights
+) -> list[GroupFacts]:
     """Return the groups that the caller may describe, with their lag in all topics."""
     await telemetry.lags.refresh_and_look()
     groups: list[GroupFacts] = []
     async for group_id in sliced(group_ids(log)):
-        if may_describe_group(rights, group_id):
+        if operations.is_shown(rights, group_id):
             group = log.state.members.get(group_id)
-            lags = await GroupLags.of(log, group_id, telemetry.lags.times)
-            behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
+            lags = await operations.lags(rights, group_id, telemetry.lags.times)
+            behind = await lags.summary()
             members = 0 if group is None else len(group.members)
             groups.append(GroupFacts(group_id, members, behind.total, behind.seconds))
     return groups

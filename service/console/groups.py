@@ -7,15 +7,20 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
-from tidelog.service.routes.dependencies import ERRORS, EmptyListing, FreshLog, Listing, Rights
+from tidelog.service.routes.dependencies import (
+    ERRORS,
+    BrokerOperations,
+    EmptyListing,
+    FreshLog,
+    Listing,
+    Rights,
+)
 from tidelog.service.routes.group_resources_v3 import GroupState, assignor_of, state_of
-from tidelog.service.security.caller import CallerRights, may_describe_group
 from tidelog.service.slices import in_order
 from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, group_ids
-from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DESCRIBE, GROUP, TOPIC
+from tidelog.storage.core.acls import DESCRIBE, GROUP
 
 
 class GroupSummary(BaseModel):
@@ -41,25 +46,30 @@ class GroupLagHistory(BaseModel):
 
 
 async def list_group_summaries(
-    request: Request, log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
+    request: Request,
+    log: FreshLog,
+    operations: BrokerOperations,
+    rights: Rights,
+    empty: EmptyListing,
+    page: WantedPage,
 ) -> Listing[GroupSummary]:
     """List every group that the caller may describe, with its members and its lag."""
     totals: LagTotals = request.app.state.reports.telemetry.lags
     await totals.refresh_and_look()
 
     def summary(group_id: str) -> Awaitable[GroupSummary] | None:
-        is_shown = may_describe_group(rights, group_id)
-        return _group(log, group_id, rights, totals.times) if is_shown else None
+        if not operations.groups.is_shown(rights, group_id):
+            return None
+        return _group(log, group_id, operations.groups.lags(rights, group_id, totals.times))
 
     ids = await in_order(group_ids(log), page.key(str))
     listing: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
     return listing
 
 
-async def _group(log: Broker, group_id: str, rights: CallerRights, times: LagTimes) -> GroupSummary:
+async def _group(log: Broker, group_id: str, lags: Awaitable[GroupLags]) -> GroupSummary:
     group = log.state.members.get(group_id)
-    lags = await GroupLags.of(log, group_id, times)
-    behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
+    behind = await (await lags).summary()
     return GroupSummary(
         consumer_group_id=group_id,
         state=state_of(group),
@@ -75,7 +85,7 @@ async def _group(log: Broker, group_id: str, rights: CallerRights, times: LagTim
 
 
 async def get_lag_history(
-    request: Request, consumer_group_id: str, rights: Rights
+    request: Request, consumer_group_id: str, operations: BrokerOperations, rights: Rights
 ) -> GroupLagHistory:
     """Return the group's lag in each topic over the last half hour, as this broker measured it
     since its start."""
@@ -85,7 +95,9 @@ async def get_lag_history(
     first_ms = past.end_ms - (count - 1) * past.step_ms
     at_ms = [first_ms + number * past.step_ms for number in range(count)]
     shown = {
-        topic: past.topics[topic] for topic in past.topics if rights.may(DESCRIBE, TOPIC, topic)
+        topic: lags
+        for topic, lags in past.topics.items()
+        if operations.topics.is_shown(rights, topic)
     }
     return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=shown)
 

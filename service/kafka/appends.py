@@ -32,7 +32,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from tidelog.service.security.caller import ALL_RIGHTS, forbidden
+from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.codec import byte_loops, compression
 from tidelog.storage.codec.batch_header import HEADER_SIZE
@@ -45,7 +45,6 @@ from tidelog.storage.codec.record_batch import (
     TooMuchEffort,
     check,
 )
-from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     BoundReached,
     CommitUnknown,
@@ -159,7 +158,7 @@ class KafkaAppend(Later):
         or no permission of the client to write: another broker may have added it. Then the caller
         refreshes the view and calls `admit_known`."""
         topic = self.topic(data)
-        if topic is None or not self._may_write(topic.name):
+        if topic is None or not PRODUCE.is_granted(self.client.rights, topic.name):
             return False
         partitions = len(topic.partitions)
         for part in data.partition_data:
@@ -173,8 +172,8 @@ class KafkaAppend(Later):
         topic = self.topic(data)
         name = data.name if topic is None else topic.name
         refusal: LogError | None = None
-        if name and not self._may_write(name):
-            refusal = forbidden(self.client.rights.principal, WRITE, TOPIC, name)
+        if name and not PRODUCE.is_granted(self.client.rights, name):
+            refusal = PRODUCE.refusal(self.client.rights, name)
         elif topic is None:
             refusal = UnknownTopic(name)
         if refusal is None and topic is not None:
@@ -197,10 +196,6 @@ class KafkaAppend(Later):
                     refusal = bare(error)
             self.batches.append(refusal)
             self._rules.append(rules.of_batch)
-
-    def _may_write(self, name: str) -> bool:
-        rights = self.client.rights
-        return rights is ALL_RIGHTS or rights.may(WRITE, TOPIC, name)
 
     @property
     def is_checked(self) -> bool:
@@ -279,8 +274,8 @@ class KafkaAppend(Later):
         # The view may have changed since `admit`.
         topic = self.topic(part.topic_data)
         name = part.topic_data.name if topic is None else topic.name
-        if name and not self._may_write(name):
-            raise forbidden(self.client.rights.principal, WRITE, TOPIC, name)
+        if name and not PRODUCE.is_granted(self.client.rights, name):
+            raise PRODUCE.refusal(self.client.rights, name)
         if topic is None:
             raise UnknownTopic(name)
         index = part.answer.index

@@ -14,6 +14,7 @@ from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.operations.operations import Operations
+from tidelog.service.operations.rights import Right
 from tidelog.service.security.audit import audited_scope
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.requests import RequestSettings
@@ -21,7 +22,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
-from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC
+from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import check_group_id
@@ -120,39 +121,36 @@ class Context:
     # -- rights
 
     async def right_refusal(
-        self, api: str, client: ApiClient, operation: str, resource_type: str, name: str
+        self, api: str, client: ApiClient, right: Right, name: str = CLUSTER_NAME
     ) -> Code:
-        """Return the code if the client may not do the operation on a resource, else NONE. Raises
+        """Return the code if the client does not have the right to a resource, else NONE. Raises
         Unauthenticated, which ends the connection."""
-        rights = client.rights
-        if rights.may(operation, resource_type, name):
+        if right.is_granted(client.rights, name):
             return Code.NONE
         try:
-            await rights.check(operation, resource_type, name)
+            await right.check(client.rights, name)
         except Unauthenticated:
             raise
         except LogError as error:
-            return self.denial(api, client, error, _KINDS[resource_type])
+            return self.denial(api, client, error, _KINDS[right.resource_type])
         return Code.NONE
 
     async def topic_refusal(
         self,
         api: str,
         client: ApiClient,
-        operation: str,
+        right: Right,
         topic: Topic | None,
         name: str = "",
         *,
         unread: Code = Code.NONE,
     ) -> Code:
-        """Return the code if the client may not do the operation on a topic, or if there is no such
+        """Return the code if the client does not have the right to a topic, or if there is no such
         topic, else NONE. `name` is the name in the request; it is empty if the request has an id.
         Only a client that has the right to a name learns whether a topic has this name. `unread` is
         the code of `refreshed`: if it is an error, the topic may exist."""
         topic_name = name if topic is None else topic.name
-        if topic_name and (
-            code := await self.right_refusal(api, client, operation, TOPIC, topic_name)
-        ):
+        if topic_name and (code := await self.right_refusal(api, client, right, topic_name)):
             return code
         if topic is not None:
             return Code.NONE
@@ -161,14 +159,12 @@ class Context:
         unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if name else Code.UNKNOWN_TOPIC_ID
         return self.refusal(api, unknown)
 
-    async def group_refusal(
-        self, api: str, client: ApiClient, operation: str, group_id: str
-    ) -> Code:
-        """Return the code if the client may not do the operation on a group, or if the id of the
+    async def group_refusal(self, api: str, client: ApiClient, right: Right, group_id: str) -> Code:
+        """Return the code if the client does not have the right to a group, or if the id of the
         group is not valid, else NONE."""
         if check_group_id(group_id) is not None:
             return self.refusal(api, Code.INVALID_GROUP_ID)
-        return await self.right_refusal(api, client, operation, GROUP, group_id)
+        return await self.right_refusal(api, client, right, group_id)
 
     # -- the audit log
 

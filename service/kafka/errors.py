@@ -9,6 +9,7 @@ it is only for requests that a client must not repeat.
 from collections.abc import Mapping
 from enum import IntEnum
 
+from tidelog.service.operations.groups import UnknownGroup
 from tidelog.service.operations.topics import InvalidAssignment, UnknownTopicId
 from tidelog.service.security.caller import Forbidden, Unauthenticated
 from tidelog.storage.codec.batch_header import CorruptBatch, TransactionalBatch
@@ -132,6 +133,7 @@ _TABLE: Mapping[type[LogError], tuple[Code, Code, Code, Code]] = {
     IllegalGeneration: (Code.ILLEGAL_GENERATION,) * 4,
     InconsistentGroupProtocol: (Code.INCONSISTENT_GROUP_PROTOCOL,) * 4,
     UnknownMember: (Code.UNKNOWN_MEMBER_ID,) * 4,
+    UnknownGroup: (Code.GROUP_ID_NOT_FOUND,) * 4,
     GroupNotEmpty: (Code.NON_EMPTY_GROUP,) * 4,
     Throttled: (
         Code.NOT_ENOUGH_REPLICAS,

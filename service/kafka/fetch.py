@@ -29,10 +29,10 @@ from tidelog.service.kafka.messages.fetch import (
 )
 from tidelog.service.kafka.wide_answers import ELEMENTS_INLINE_MAX
 from tidelog.service.memory_pool import Share
-from tidelog.service.security.caller import ALL_RIGHTS, forbidden
+from tidelog.service.operations.rights import FETCH
+from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.service.slices import Slices
 from tidelog.service.telemetry.metrics import KAFKA
-from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
@@ -155,7 +155,7 @@ class KafkaFetch:
                 code = context.refusal(API, Code.NOT_LEADER_OR_FOLLOWER)
             else:
                 name = "" if by_id else fetch_topic.topic
-                code = await context.topic_refusal(API, client, READ, topic, name, unread=unread)
+                code = await context.topic_refusal(API, client, FETCH, topic, name, unread=unread)
             answers = []
             for asked in fetch_topic.partitions:
                 await slices.pause()
@@ -267,9 +267,9 @@ class KafkaFetch:
         read."""
         client.rights.check_valid()
         for wanted_partition in wanted:
-            if not client.rights.may(READ, TOPIC, wanted_partition.topic):
+            if not FETCH.is_granted(client.rights, wanted_partition.topic):
                 wanted_partition.answer.records = []
-                error = forbidden(client.rights.principal, READ, TOPIC, wanted_partition.topic)
+                error = FETCH.refusal(client.rights, wanted_partition.topic)
                 wanted_partition.answer.error_code = self._context.denial(
                     API, client, error, RequestKind.FETCH
                 )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from tidelog.service.kafka.admin.calls import AdminCall
+from tidelog.service.kafka.admin.calls import ChangeRefused, GroupCall
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
@@ -14,10 +14,17 @@ from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import group_offsets as messages
 from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessage
 from tidelog.service.kafka.wide_answers import answered
+from tidelog.service.operations.groups import UnknownGroup
+from tidelog.service.operations.rights import (
+    DELETE_GROUP,
+    DESCRIBE_GROUP,
+    DESCRIBE_TOPIC,
+    FETCH,
+    JOIN_GROUP,
+)
 from tidelog.service.slices import Slices, sliced
 from tidelog.storage.core import levels
-from tidelog.storage.core.acls import DELETE, DESCRIBE, READ, TOPIC
-from tidelog.storage.core.actions import DeleteOffsets, GroupOffset
+from tidelog.storage.core.actions import GroupOffset
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.kafka_requests import GroupPhase, Identity
@@ -66,6 +73,7 @@ class _Asked(NamedTuple):
         return [cls(*key, list(numbers)) for key, numbers in numbers_by_topic.items()]
 
 
+_DeletedTopic: TypeAlias = messages.OffsetDeleteResponseTopic
 _Topic: TypeAlias = messages.OffsetFetchResponseTopics | messages.OffsetFetchResponseTopic
 """The answers for one topic of OffsetFetch, from version GROUPS_FROM on and up to it."""
 
@@ -115,14 +123,14 @@ class KafkaGroupOffsets:
         clients repeat it.
         """
         api, context = "OffsetCommit", self._context
-        refusal = await context.group_refusal(api, client, READ, request.group_id)
+        refusal = await context.group_refusal(api, client, JOIN_GROUP, request.group_id)
         codes: dict[tuple[int, int], Code] = {}
         valid: dict[TopicIdPartition, GroupOffset | None] = {}
         slices = Slices()
         for topic_index, asked_topic in enumerate([] if refusal else request.topics):
             await slices.pause()
             topic = self._topic(asked_topic.name, asked_topic.topic_id, client)
-            why = await context.topic_refusal(api, client, READ, topic, asked_topic.name)
+            why = await context.topic_refusal(api, client, FETCH, topic, asked_topic.name)
             for number, partition in enumerate(asked_topic.partitions):
                 await slices.pause()
                 code = why or self._add(valid, topic, partition)
@@ -159,8 +167,8 @@ class KafkaGroupOffsets:
         offsets = [offset for offset in valid.values() if offset is not None]
         gone_partitions = [partition for partition, offset in valid.items() if offset is None]
         if gone_partitions:
-            call = AdminCall(self._context, "OffsetCommit", client)
-            if code := call.quota_refusal(RequestKind.GROUP):
+            call = GroupCall(self._context, "OffsetCommit", client)
+            if code := call.quota_refusal():
                 return code, call.throttle_ms
         who = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
@@ -261,7 +269,7 @@ class KafkaGroupOffsets:
         distinct = {(group.group_id, group.topics is None): group for group in request.groups}
         async for group in sliced(distinct.values()):
             refusal = code or await self._context.group_refusal(
-                "OffsetFetch", client, DESCRIBE, group.group_id
+                "OffsetFetch", client, DESCRIBE_GROUP, group.group_id
             )
             topics = group.topics
             asked = None if topics is None else await _Asked.of(topics)
@@ -277,7 +285,7 @@ class KafkaGroupOffsets:
         self, request: messages.OffsetFetchRequest, client: ApiClient, code: Code
     ) -> messages.OffsetFetchResponse:
         refusal = code or await self._context.group_refusal(
-            "OffsetFetch", client, DESCRIBE, request.group_id
+            "OffsetFetch", client, DESCRIBE_GROUP, request.group_id
         )
         asked = None
         if request.topics is not None:
@@ -298,17 +306,16 @@ class KafkaGroupOffsets:
         committed = self._broker.state.committed_offsets.of_group(group_id)
         answers: list[_Topic] = []
         if asked is None:
-            async for topic_id in sliced(list(committed)):
-                topic = self._broker.state.topic_of_id(topic_id)
-                if topic is not None and client.rights.may(DESCRIBE, TOPIC, topic.name):
-                    numbers = sorted(committed.get(topic_id, {}))
-                    answers.append(await self._committed(group_id, topic, numbers, client))
+            operations = self._context.operations.groups
+            for shown_topic in await operations.committed_topics(client.rights, group_id):
+                numbers = sorted(committed.get(shown_topic.topic_id, {}))
+                answers.append(await self._committed(group_id, shown_topic, numbers, client))
             return answers
         async for asked_topic in sliced(asked):
             topic = self._topic(asked_topic.name, asked_topic.topic_id, client)
             name, api = asked_topic.name if topic is None else topic.name, "OffsetFetch"
             if name:
-                code = await self._context.right_refusal(api, client, DESCRIBE, TOPIC, name)
+                code = await self._context.right_refusal(api, client, DESCRIBE_TOPIC, name)
             else:
                 code = self._context.refusal(api, Code.UNKNOWN_TOPIC_ID)
             if topic is None or code:
@@ -335,67 +342,63 @@ class KafkaGroupOffsets:
         self, request: messages.OffsetDeleteRequest, client: ApiClient
     ) -> messages.OffsetDeleteResponse:
         """Answer OffsetDelete. Offsets of topics to which members subscribe stay."""
-        api, group_id = "OffsetDelete", request.group_id
-        context = self._context
-        call = AdminCall(context, api, client)
-        refusal = await context.group_refusal(api, client, DELETE, group_id)
-        refusal = refusal or call.quota_refusal()
-        subscribed: set[str] | None = set()
-        if not refusal:
-            try:
-                await self._broker.refresh()
-                refusal, subscribed = self._subscribed(group_id)
-            except LogError as error:
-                refusal = context.code(api, error, RequestKind.GROUP)
-        if refusal:
-            return messages.OffsetDeleteResponse(
-                error_code=refusal, throttle_time_ms=call.throttle_ms, topics=[]
-            )
-        gone_partitions: list[TopicIdPartition] = []
-        answers = []
-        async for asked_topic in sliced(request.topics):
-            topic = self._broker.state.topics.get(asked_topic.name)
-            code = await context.topic_refusal(api, client, READ, topic, asked_topic.name)
-            if not code and (subscribed is None or asked_topic.name in subscribed):
-                code = context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
-            partitions = []
-            async for partition in sliced(asked_topic.partitions):
-                why, number = code, partition.partition_index
-                if topic is None or not 0 <= number < len(topic.partitions):
-                    why = code or context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
-                elif not code:
-                    gone_partitions.append(TopicIdPartition(topic.topic_id, number))
-                partitions.append(
-                    messages.OffsetDeleteResponsePartition(partition_index=number, error_code=why)
-                )
-            answers.append(
-                messages.OffsetDeleteResponseTopic(name=asked_topic.name, partitions=partitions)
-            )
-        try:
-            if gone_partitions:
-                change = self._broker.submit(DeleteOffsets(group_id, gone_partitions))
-                await call.commit(group_id, change)
-        except LogError as error:
-            code, answers = context.code(api, error, RequestKind.GROUP), []
-        else:
-            code = Code.NONE
+        api, group_id, context = "OffsetDelete", request.group_id, self._context
+        call, answers = GroupCall(context, api, client), list[_DeletedTopic]()
+
+        async def partitions_of() -> list[TopicIdPartition]:
+            partitions: list[TopicIdPartition] = []
+            subscribed = self._subscribed(group_id)
+            async for asked_topic in sliced(request.topics):
+                answers.append(await self._deleted(asked_topic, subscribed, client, partitions))
+            return partitions
+
+        code = await context.group_refusal(api, client, DELETE_GROUP, group_id)
+        if not code:
+            deletion = context.operations.groups.delete_offsets(call, group_id, partitions_of)
+            code = await call.code(deletion)
         return messages.OffsetDeleteResponse(
-            error_code=code, throttle_time_ms=call.throttle_ms, topics=answers
+            error_code=code, throttle_time_ms=call.throttle_ms, topics=[] if code else answers
         )
 
-    def _subscribed(self, group_id: str) -> tuple[Code, set[str] | None]:
-        """Return the code if no offset of the group can be deleted, and the topics to which its
-        members subscribe. If a member's metadata does not decode, the topics are None: then each
-        topic counts as subscribed."""
+    async def _deleted(
+        self,
+        asked: messages.OffsetDeleteRequestTopic,
+        subscribed: set[str] | None,
+        client: ApiClient,
+        partitions: list[TopicIdPartition],
+    ) -> _DeletedTopic:
+        """Return the answer for a topic, and add the partitions without an error to
+        `partitions`."""
+        api, context, name = "OffsetDelete", self._context, asked.name
+        topic = self._broker.state.topics.get(name)
+        refusal = await context.topic_refusal(api, client, FETCH, topic, name)
+        if not refusal and (subscribed is None or name in subscribed):
+            refusal = context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
+        answers = []
+        async for partition in sliced(asked.partitions):
+            code, number = refusal, partition.partition_index
+            if topic is None or not 0 <= number < len(topic.partitions):
+                code = refusal or context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
+            elif not refusal:
+                partitions.append(TopicIdPartition(topic.topic_id, number))
+            answers.append(
+                messages.OffsetDeleteResponsePartition(partition_index=number, error_code=code)
+            )
+        return messages.OffsetDeleteResponseTopic(name=name, partitions=answers)
+
+    def _subscribed(self, group_id: str) -> set[str] | None:
+        """Return the topics to which the members of a group subscribe. If a member's metadata does
+        not decode, return None: then each topic counts as subscribed. Raises ChangeRefused if no
+        offset of the group can be deleted, and UnknownGroup."""
         if not self._groups.is_coordinator(group_id):
-            return self._context.refusal("OffsetDelete", Code.NOT_COORDINATOR), None
+            raise ChangeRefused(Code.NOT_COORDINATOR, "ask the coordinator")
         state = self._broker.state
         if state.level < levels.KAFKA:  # an older broker cannot read such an entry
-            return self._context.refusal("OffsetDelete", Code.UNSUPPORTED_VERSION), None
+            raise ChangeRefused(Code.UNSUPPORTED_VERSION, "the cluster's level is too old")
         described = self._groups.describe(group_id)
         if described is not None and described.phase is not GroupPhase.EMPTY:
             if described.protocol_type != CONSUMER:
-                return self._context.refusal("OffsetDelete", Code.NON_EMPTY_GROUP), None
+                raise ChangeRefused(Code.NON_EMPTY_GROUP, "the members are not consumers")
             topic_names: set[str] = set()
             for member in described.members:
                 try:
@@ -403,14 +406,14 @@ class KafkaGroupOffsets:
                         consumer_protocol.decode_subscription(member.metadata).topics
                     )
                 except MalformedMessage:
-                    return Code.NONE, None
-            return Code.NONE, topic_names
+                    return None
+            return topic_names
         group = state.members.get(group_id)
         if group is not None and group.members:
-            return Code.NONE, {name for member in group.members.values() for name in member.topics}
+            return {name for member in group.members.values() for name in member.topics}
         if group_id not in state.committed_offsets and group is None:
-            return self._context.refusal("OffsetDelete", Code.GROUP_ID_NOT_FOUND), None
-        return Code.NONE, set()
+            raise UnknownGroup(group_id)
+        return set()
 
     def _topic(self, name: str, topic_id: bytes, client: ApiClient) -> Topic | None:
         return self._context.topic(name, topic_id if client.version >= BY_ID else None)

@@ -7,11 +7,11 @@ members have assignments in the format of Kafka's consumers.
 
 from collections.abc import Callable, Iterable
 
-from tidelog.service.kafka.admin.calls import AdminCall
+from tidelog.service.kafka.admin.calls import GroupCall
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, RequestKind
+from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import groups as messages
 from tidelog.service.kafka.messages.consumer_protocol import (
@@ -21,11 +21,10 @@ from tidelog.service.kafka.messages.consumer_protocol import (
 )
 from tidelog.service.kafka.routing import operations_of
 from tidelog.service.kafka.wide_answers import answered
-from tidelog.service.security.caller import may_describe_group
+from tidelog.service.operations.rights import DELETE_GROUP, DESCRIBE_GROUP, JOIN_GROUP
 from tidelog.service.slices import sliced
 from tidelog.service.telemetry.group_lags import group_ids
-from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
-from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.acls import GROUP
 from tidelog.storage.groups.kafka_requests import (
     DescribedMember,
     Description,
@@ -112,7 +111,7 @@ class Groups:
         self, request: messages.JoinGroupRequest, client: ApiClient, on_kept: Callable[[], object]
     ) -> messages.JoinGroupResponse:
         """Answer JoinGroup, at the end of the join phase."""
-        code = await self._context.group_refusal("JoinGroup", client, READ, request.group_id)
+        code = await self._context.group_refusal("JoinGroup", client, JOIN_GROUP, request.group_id)
         version = client.version
         timeout_ms = request.rebalance_timeout_ms
         joining = JoinRequest(
@@ -166,7 +165,7 @@ class Groups:
         self, request: messages.SyncGroupRequest, client: ApiClient
     ) -> messages.SyncGroupResponse:
         """Answer SyncGroup, when the assignments are committed."""
-        code = await self._context.group_refusal("SyncGroup", client, READ, request.group_id)
+        code = await self._context.group_refusal("SyncGroup", client, JOIN_GROUP, request.group_id)
         if code:
             return messages.SyncGroupResponse(error_code=code, assignment=b"")
         syncing = SyncRequest(
@@ -188,7 +187,7 @@ class Groups:
         self, request: messages.HeartbeatRequest, client: ApiClient
     ) -> messages.HeartbeatResponse:
         """Answer Heartbeat."""
-        code = await self._context.group_refusal("Heartbeat", client, READ, request.group_id)
+        code = await self._context.group_refusal("Heartbeat", client, JOIN_GROUP, request.group_id)
         if not code:
             who = _identity(request.member_id, request.group_instance_id)
             group_code = await self._groups.heartbeat(request.group_id, who, request.generation_id)
@@ -199,7 +198,7 @@ class Groups:
         self, request: messages.LeaveGroupRequest, client: ApiClient
     ) -> messages.LeaveGroupResponse:
         """Answer LeaveGroup, when the members are removed."""
-        code = await self._context.group_refusal("LeaveGroup", client, READ, request.group_id)
+        code = await self._context.group_refusal("LeaveGroup", client, JOIN_GROUP, request.group_id)
         leaving = request.members
         if client.version < 3:
             leaving = [messages.MemberIdentity(member_id=request.member_id)]
@@ -247,7 +246,7 @@ class Groups:
         async for group_id in sliced(ids):
             if (types and TYPE not in types) or not self._groups.is_coordinator(group_id):
                 continue
-            if not may_describe_group(client.rights, group_id):
+            if not self._context.operations.groups.is_shown(client.rights, group_id):
                 continue
             described = self._describe(group_id)
             if described is None or (states and described.phase.value.lower() not in states):
@@ -291,8 +290,8 @@ class Groups:
         self, group_id: str, request: messages.DescribeGroupsRequest, client: ApiClient
     ) -> messages.DescribedGroup:
         api, code, why, described = "DescribeGroups", Code.NONE, None, None
-        if not may_describe_group(client.rights, group_id):
-            code = await self._context.right_refusal(api, client, DESCRIBE, GROUP, group_id)
+        if not self._context.operations.groups.is_shown(client.rights, group_id):
+            code = await self._context.right_refusal(api, client, DESCRIBE_GROUP, group_id)
         if not code and not self._groups.is_coordinator(group_id):
             code = self._context.refusal(api, Code.NOT_COORDINATOR)
         elif not code:
@@ -368,7 +367,7 @@ class Groups:
         self, request: messages.DeleteGroupsRequest, client: ApiClient
     ) -> messages.DeleteGroupsResponse:
         """Answer DeleteGroups."""
-        call = AdminCall(self._context, "DeleteGroups", client)
+        call = GroupCall(self._context, "DeleteGroups", client)
         results = [
             messages.DeletableGroupResult(
                 group_id=group_id, error_code=await self._delete(group_id, call)
@@ -377,22 +376,13 @@ class Groups:
         ]
         return messages.DeleteGroupsResponse(throttle_time_ms=call.throttle_ms, results=results)
 
-    async def _delete(self, group_id: str, call: AdminCall) -> Code:
+    async def _delete(self, group_id: str, call: GroupCall) -> Code:
         api, context = call.api, self._context
-        if code := await context.right_refusal(api, call.client, DELETE, GROUP, group_id):
+        if code := await context.right_refusal(api, call.client, DELETE_GROUP, group_id):
             return code
-        try:
-            if not self._groups.is_coordinator(group_id):
-                return context.refusal(api, Code.NOT_COORDINATOR)
-            if code := call.quota_refusal():
-                return code
-            await self._broker.refresh()
-            if self._describe(group_id) is None:
-                return context.refusal(api, Code.GROUP_ID_NOT_FOUND)
-            await call.commit(group_id, self._groups.delete(group_id))
-        except LogError as error:
-            return context.code(api, error, RequestKind.GROUP)
-        return Code.NONE
+        if not self._groups.is_coordinator(group_id):
+            return context.refusal(api, Code.NOT_COORDINATOR)
+        return await call.code(context.operations.groups.delete(call, group_id))
 
 
 def _identity(member_id: str, instance_id: str | None) -> Identity:

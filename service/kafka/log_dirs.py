@@ -22,8 +22,8 @@ from tidelog.service.kafka.messages.topics import (
     ListPartitionReassignmentsResponse,
 )
 from tidelog.service.kafka.routing import Routing
+from tidelog.service.operations.rights import DESCRIBE_CLUSTER
 from tidelog.service.slices import Slices
-from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, DESCRIBE
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.cluster_state import Topic
 
@@ -115,4 +115,4 @@ class Placement:
         )
 
     async def _refusal(self, api: str, client: ApiClient) -> Code:
-        return await self._context.right_refusal(api, client, DESCRIBE, CLUSTER, CLUSTER_NAME)
+        return await self._context.right_refusal(api, client, DESCRIBE_CLUSTER)

@@ -23,10 +23,10 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderTopicResult,
 )
 from tidelog.service.kafka.routing import LEADER_EPOCH
+from tidelog.service.operations.rights import DESCRIBE_TOPIC
 from tidelog.service.slices import Slices
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX
 from tidelog.storage.codec.chunk import US_PER_MS, timestamps_us
-from tidelog.storage.core.acls import DESCRIBE
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.cluster_state import Topic
 
@@ -66,7 +66,7 @@ class KafkaOffsets:
         for asked_topic in request.topics:
             topic = self._broker.state.topics.get(asked_topic.name)
             code = refusal or await self._context.topic_refusal(
-                api, client, DESCRIBE, topic, asked_topic.name
+                api, client, DESCRIBE_TOPIC, topic, asked_topic.name
             )
             answers = []
             for asked in asked_topic.partitions:
@@ -183,7 +183,7 @@ class KafkaOffsets:
         for asked_topic in request.topics:
             topic = self._broker.state.topics.get(asked_topic.topic)
             code = refusal or await self._context.topic_refusal(
-                api, client, DESCRIBE, topic, asked_topic.topic
+                api, client, DESCRIBE_TOPIC, topic, asked_topic.topic
             )
             answers = []
             for asked in asked_topic.partitions:

@@ -29,9 +29,9 @@ from tidelog.service.kafka.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden
+from tidelog.service.operations.rights import PRODUCE
+from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden, Unauthenticated
 from tidelog.service.slices import sliced
-from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, IDEMPOTENT_WRITE, TOPIC, WRITE
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 
@@ -122,7 +122,7 @@ class KafkaProduce:
             is_allowed = True
             if name:
                 try:
-                    await rights.check(WRITE, TOPIC, name)
+                    await PRODUCE.check(rights, name)
                 except Forbidden:
                     is_allowed = False
             if is_allowed and not is_refreshed:
@@ -162,15 +162,14 @@ class KafkaProduce:
                 Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                 request.transactional_id,
             )
-        elif await self._may_write(client.rights):
-            code = Code.NONE
         else:
-            code = await context.right_refusal(
-                INIT_API, client, IDEMPOTENT_WRITE, CLUSTER, CLUSTER_NAME
-            )
-        if not code:
+            code = Code.NONE
             try:
-                producer_id = await context.batches.reserve_producer_id()
+                producer_id = await context.operations.records.reserve_producer_id(client.rights)
+            except Unauthenticated:
+                raise
+            except Forbidden as error:
+                code = context.denial(INIT_API, client, error, RequestKind.ADMIN)
             except LogError as error:
                 code = context.code(INIT_API, error, RequestKind.GROUP)
         return InitProducerIdResponse(
@@ -179,13 +178,3 @@ class KafkaProduce:
             producer_id=producer_id,
             producer_epoch=-1 if code else 0,
         )
-
-    async def _may_write(self, rights: CallerRights) -> bool:
-        """Whether the client may write to at least one topic. As in Kafka, this implies idempotent
-        writes."""
-        if rights.may(IDEMPOTENT_WRITE, CLUSTER, CLUSTER_NAME):
-            return True
-        async for name in sliced(list(self._broker.state.topics)):
-            if rights.may(WRITE, TOPIC, name):
-                return True
-        return False

@@ -41,17 +41,12 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.operations.rights import DESCRIBE_GROUP, DESCRIBE_TOPIC
 from tidelog.service.security.caller import CallerRights, Forbidden, allowed_operations
 from tidelog.service.slices import Slices, in_order, sliced
 from tidelog.storage.cluster.liveness import KafkaListener, Member, weight
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
-from tidelog.storage.core.acls import (
-    CLUSTER,
-    CLUSTER_NAME,
-    DESCRIBE,
-    GROUP,
-    TOPIC,
-)
+from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, TOPIC
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.topic_checks import is_new_topic_name
@@ -192,14 +187,9 @@ class Routing:
         self, request: MetadataRequest, client: ApiClient
     ) -> MetadataResponse | EncodedAnswer:
         """Answer Metadata."""
-        state, rights = self._broker.state, client.rights
-        named = request.topics
+        rights, named = client.rights, request.topics
         if named is None or (not named and client.version == 0):
-            topics = [
-                topic
-                async for topic in sliced(list(state.topics.values()))
-                if rights.may(DESCRIBE, TOPIC, topic.name)
-            ]
+            topics = await self._context.operations.topics.all_shown(rights)
             failed: list[MetadataResponseTopic] = []
         else:
             unread = Code.NONE
@@ -276,15 +266,14 @@ class Routing:
         """Return the topic, or the answer with the error. Create a missing topic if the request and
         `auto.create.topics.enable` allow it. `unread` is the error of the store that keeps this
         broker from the knowledge whether the topic exists, if there is one."""
-        state, rights, name = self._broker.state, client.rights, named.name
+        context, state, rights, name = self._context, self._broker.state, client.rights, named.name
         if name is None:
             topic = state.topic_of_id(named.topic_id.hex())
-            if topic is not None and rights.may(DESCRIBE, TOPIC, topic.name):
+            if topic is not None and context.operations.topics.is_shown(rights, topic.name):
                 return topic
             no_name = None if client.version >= FIRST_WITHOUT_NAME else ""
             return self._unknown(Code.UNKNOWN_TOPIC_ID, no_name, named.topic_id, unread=unread)
-        context = self._context
-        if code := await context.right_refusal("Metadata", client, DESCRIBE, TOPIC, name):
+        if code := await context.right_refusal("Metadata", client, DESCRIBE_TOPIC, name):
             return MetadataResponseTopic(error_code=code, name=name, partitions=[])
         if (topic := state.topics.get(name)) is not None:
             return topic
@@ -362,7 +351,7 @@ class Routing:
         self, request: DescribeTopicPartitionsRequest, client: ApiClient
     ) -> DescribeTopicPartitionsResponse:
         """Answer DescribeTopicPartitions: a page of partitions, by the names of their topics."""
-        api, rights = "DescribeTopicPartitions", client.rights
+        api, rights, operations = "DescribeTopicPartitions", client.rights, self._context.operations
         names, unread = {asked_topic.name for asked_topic in request.topics}, Code.NONE
         if any(name not in self._broker.state.topics for name in names):
             unread = await self._context.refreshed(api, RequestKind.FETCH)
@@ -377,7 +366,7 @@ class Routing:
             await slices.pause()
             if cursor is not None and name < cursor.topic_name:
                 continue
-            if is_all and not (name in state.topics and rights.may(DESCRIBE, TOPIC, name)):
+            if is_all and operations.topics.shown(rights, name) is None:
                 continue
             first = 0
             if cursor is not None and name == cursor.topic_name:
@@ -386,7 +375,7 @@ class Routing:
                 following = Cursor(topic_name=name, partition_index=first)
                 break
             topic, context = state.topics.get(name), self._context
-            code = await context.right_refusal(api, client, DESCRIBE, TOPIC, name)
+            code = await context.right_refusal(api, client, DESCRIBE_TOPIC, name)
             if topic is None and not code:
                 is_name = is_new_topic_name(name)
                 unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -462,7 +451,7 @@ class Routing:
             code = context.refusal(api, Code.INVALID_REQUEST)
             why = f"keys of type {key_type} have no coordinator"
         else:
-            code = await context.right_refusal(api, client, DESCRIBE, GROUP, key)
+            code = await context.right_refusal(api, client, DESCRIBE_GROUP, key)
             why = f"{client.rights.principal} may not DESCRIBE group {key!r}"
         if code:
             return KeyCoordinator(

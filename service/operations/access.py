@@ -6,20 +6,13 @@ import hashlib
 import msgspec
 
 from tidelog.service.operations.change import Change, begin
+from tidelog.service.operations.rights import ALTER_ACCESS, ALTER_DEFAULTS, DESCRIBE_CLUSTER
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster_access import KEY_ID_BYTES
-from tidelog.storage.core.acls import (
-    ALTER,
-    ALTER_CONFIGS,
-    CLUSTER,
-    CLUSTER_NAME,
-    DESCRIBE,
-    Acl,
-    AclFilter,
-)
+from tidelog.storage.core.acls import Acl, AclFilter
 from tidelog.storage.core.actions import CreateAcls, DeleteAcls, DeleteKey, SetQuotas
 from tidelog.storage.core.errors import IdempotencyMismatch
 from tidelog.storage.state.access import Key
@@ -38,21 +31,21 @@ class AccessOperations:
 
     async def acls(self, rights: CallerRights, wanted: AclFilter) -> list[Acl]:
         """Return the ACLs that match a filter. Raises Forbidden."""
-        await rights.check(DESCRIBE, CLUSTER, CLUSTER_NAME)
+        await DESCRIBE_CLUSTER.check(rights)
         await self._broker.refresh()
         return await self._matching(wanted)
 
     async def create_acls(self, change: Change, acls: list[Acl]) -> None:
         """Create ACLs, all or none. Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors
         of a commit."""
-        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_ACCESS)
         await change.commit("ACLs", self._broker.access.change(CreateAcls(acls)))
         await _note_acls(change.rights, "added", acls)
 
     async def delete_acls(self, change: Change, wanted: AclFilter) -> list[Acl]:
         """Delete the ACLs that match a filter, and return them. Raises Forbidden, QuotaExceeded,
         and the errors of a commit."""
-        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_ACCESS)
         acls = await self._matching(wanted)
         if acls:
             await change.commit("ACLs", self._broker.access.change(DeleteAcls(acls)))
@@ -72,7 +65,7 @@ class AccessOperations:
         with the same `repeat_key` within REPEAT_MS_MAX replaces the key of the first one. Raises
         Forbidden, QuotaExceeded, InvalidRequest, IdempotencyMismatch, and the errors of a commit.
         """
-        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_ACCESS)
         rights, now_ms = change.rights, self._broker.clock.now_ms()
         expires_ms = 0 if ttl_s is None else now_ms + ttl_s * 1000
         key_id = ""
@@ -95,7 +88,7 @@ class AccessOperations:
     async def delete_key(self, change: Change, key_id: str) -> Key | None:
         """Delete a key and its sessions. Return the key, or None if there is no such key. Raises
         Forbidden, QuotaExceeded, and the errors of a commit."""
-        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_ACCESS)
         key = self._broker.state.access.keys.get(key_id)
         if key is not None:
             await change.commit(key_id, self._broker.access.change(DeleteKey(key_id)))
@@ -109,7 +102,7 @@ class AccessOperations:
     ) -> dict[str, int]:
         """Set quotas of a principal, None to remove one. Return its quotas. Raises Forbidden,
         QuotaExceeded, InvalidRequest, and the errors of a commit."""
-        await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_DEFAULTS)
         await change.commit(principal, self._broker.access.change(SetQuotas(principal, quotas)))
         note("%s set quotas of %s: %s", change.rights.principal, principal, quotas)
         return self._broker.state.access.quotas.get(principal, {})
@@ -117,7 +110,7 @@ class AccessOperations:
     async def delete_quotas(self, change: Change, principal: str) -> bool:
         """Remove the quotas of a principal. Return whether it had any. Raises Forbidden,
         QuotaExceeded, and the errors of a commit."""
-        await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_DEFAULTS)
         quotas = self._broker.state.access.quotas.get(principal)
         if quotas is None:
             return False

@@ -5,9 +5,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from tidelog.service.operations.change import Change, begin
+from tidelog.service.operations.rights import (
+    ALTER_CONFIGS,
+    ALTER_DEFAULTS,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_DEFAULTS,
+)
+from tidelog.service.security.caller import CallerRights
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, TOPIC
 from tidelog.storage.core.topic_configs import TopicDefaults
 from tidelog.storage.state.cluster_state import Topic
 
@@ -21,6 +27,21 @@ class ConfigOperations:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
+    def is_shown(self, rights: CallerRights, topic: str) -> bool:
+        """Whether the caller may describe the configs of a topic."""
+        return DESCRIBE_CONFIGS.is_granted(rights, topic)
+
+    async def of_topic(self, rights: CallerRights, name: str) -> Topic:
+        """Return a topic whose configs the caller may describe, as the view has it. Raises
+        Forbidden, UnknownTopic."""
+        await DESCRIBE_CONFIGS.check(rights, name)
+        return self._broker.state.topic(name)
+
+    async def defaults(self, rights: CallerRights) -> TopicDefaults:
+        """Return the cluster's defaults, as the view has them. Raises Forbidden."""
+        await DESCRIBE_DEFAULTS.check(rights)
+        return self._broker.state.defaults
+
     async def alter_topic(
         self,
         change: Change,
@@ -32,7 +53,7 @@ class ConfigOperations:
         """Set and reset configs of a topic. `texts_of` gets the newest state of the topic. Return
         what was changed. Raises Forbidden, QuotaExceeded, UnknownTopic, InvalidConfig, the errors
         of `texts_of`, and those of a commit."""
-        await begin(self._broker, change, ALTER_CONFIGS, TOPIC, name)
+        await begin(self._broker, change, ALTER_CONFIGS, name)
         state = self._broker.state
         wanted = await texts_of(state.topic(name))
         texts = topic_configs.canonical_changes(wanted, state.level)
@@ -49,7 +70,7 @@ class ConfigOperations:
     ) -> ConfigTexts:
         """Set and remove defaults of the cluster, by Kafka's names for configs of brokers. The rest
         is as in `alter_topic`."""
-        await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_DEFAULTS)
         state = self._broker.state
         wanted = await texts_of(state.defaults)
         texts = topic_configs.canonical_defaults(wanted, state.level)

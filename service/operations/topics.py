@@ -8,9 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.service.operations.change import Change, begin, begin_checked, decided, for_each
-from tidelog.service.security.caller import CallerRights, check_creation
+from tidelog.service.operations.rights import (
+    ALTER_TOPIC,
+    CREATE_TOPIC,
+    CREATE_TOPICS,
+    DELETE_TOPIC,
+    DESCRIBE_TOPIC,
+)
+from tidelog.service.security.caller import CallerRights
+from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
 from tidelog.storage.core.errors import (
     InvalidPartitions,
     InvalidRequest,
@@ -62,6 +69,34 @@ class TopicOperations:
         self._broker = broker
         self._topic_defaults = topic_defaults
 
+    # -- the topics that a caller may describe, as the view has them
+
+    def is_shown(self, rights: CallerRights, name: str) -> bool:
+        """Whether the caller may describe a topic of this name."""
+        return DESCRIBE_TOPIC.is_granted(rights, name)
+
+    def shown(self, rights: CallerRights, name: str) -> Topic | None:
+        """Return a topic, or None if there is none or the caller may not describe it."""
+        topic = self._broker.state.topics.get(name)
+        return topic if topic is not None and self.is_shown(rights, name) else None
+
+    async def all_shown(self, rights: CallerRights) -> list[Topic]:
+        """Return all topics that the caller may describe."""
+        topics = sliced(list(self._broker.state.topics.values()))
+        return [topic async for topic in topics if self.is_shown(rights, topic.name)]
+
+    async def of_id(self, rights: CallerRights, topic_id: str) -> Topic:
+        """Return the topic of an id. Raises UnknownTopicId also if the caller may not describe the
+        topic."""
+        if self._broker.state.topic_of_id(topic_id) is None:
+            await self._broker.refresh()
+        topic = self._broker.state.topic_of_id(topic_id)
+        if topic is None or not DESCRIBE_TOPIC.is_granted(rights, topic.name):
+            raise UnknownTopicId(topic_id)
+        return topic
+
+    # -- changes
+
     async def create(
         self,
         change: Change,
@@ -74,7 +109,7 @@ class TopicOperations:
         the request. Return the number of its partitions. Raises Forbidden, QuotaExceeded, the
         errors of `topic_of`, InvalidTopicName, InvalidPartitions, InvalidAssignment, InvalidConfig,
         TopicExists, and the errors of a commit."""
-        await begin_checked(self._broker, change, lambda: check_creation(change.rights, name))
+        await begin_checked(self._broker, change, lambda: _check_creation(change.rights, name))
         topic = topic_of()
         count = _count(topic)
         partitions = self._default_partitions() if count is None else count
@@ -91,7 +126,7 @@ class TopicOperations:
         defaults = self._broker.state.defaults
         if not defaults.is_auto_create(self._topic_defaults[AUTO_CREATE] == "true"):
             raise UnknownTopic(name)
-        await check_creation(change.rights, name)
+        await _check_creation(change.rights, name)
         creation = self._broker.create_topic(name, self._default_partitions(), {})
         try:
             topic = await change.commit(name, creation)
@@ -100,20 +135,10 @@ class TopicOperations:
         assert topic is not None, "the topic is not only checked"
         return topic
 
-    async def of_id(self, rights: CallerRights, topic_id: str) -> Topic:
-        """Return the topic of an id. Raises UnknownTopicId also if the caller may not describe the
-        topic."""
-        if self._broker.state.topic_of_id(topic_id) is None:
-            await self._broker.refresh()
-        topic = self._broker.state.topic_of_id(topic_id)
-        if topic is None or not rights.may(DESCRIBE, TOPIC, topic.name):
-            raise UnknownTopicId(topic_id)
-        return topic
-
     async def delete(self, change: Change, name: str, topic_id: str = "") -> Topic:
         """Delete the topic of this name, and of this id if one is given. Return the topic. Raises
         Forbidden, QuotaExceeded, UnknownTopic, UnknownTopicId, and the errors of a commit."""
-        await begin(self._broker, change, DELETE, TOPIC, name)
+        await begin(self._broker, change, DELETE_TOPIC, name)
         topic = self._broker.state.topics.get(name)
         if topic_id and (topic is None or topic.topic_id != topic_id):
             raise UnknownTopicId(topic_id)
@@ -134,7 +159,7 @@ class TopicOperations:
         """Grow a topic to `count` partitions. `assigned` is the number of new partitions that the
         request assigns to brokers. Raises Forbidden, QuotaExceeded, UnknownTopic,
         InvalidPartitions, InvalidAssignment, and the errors of a commit."""
-        await begin(self._broker, change, ALTER, TOPIC, name)
+        await begin(self._broker, change, ALTER_TOPIC, name)
         current = len(self._broker.state.topic(name).partitions)
         if count == current:
             raise InvalidPartitions(f"Topic already has {count} partition(s).")
@@ -155,7 +180,7 @@ class TopicOperations:
         """Move the log start of each partition up to an offset, END for the end. Return the log
         start or the error, in the order of `offsets`. Raises Forbidden, QuotaExceeded,
         Unavailable."""
-        await begin(self._broker, change, DELETE, TOPIC, name)
+        await begin(self._broker, change, DELETE_TOPIC, name)
         return await for_each(offsets, lambda pair: self._move(change, name, *pair))
 
     async def planned_deletion(
@@ -163,7 +188,7 @@ class TopicOperations:
     ) -> dict[int, LogStartMove]:
         """Return what `delete_records` would do now. Raises Forbidden, UnknownTopic,
         UnknownPartition, OffsetOutOfRange."""
-        await rights.check(DELETE, TOPIC, name)
+        await DELETE_TOPIC.check(rights, name)
         await self._broker.refresh()
         moves: dict[int, LogStartMove] = {}
         for number, offset in offsets.items():
@@ -188,6 +213,12 @@ class TopicOperations:
 
     def _default_partitions(self) -> int:
         return self._broker.state.defaults.partitions(int(self._topic_defaults[NUM_PARTITIONS]))
+
+
+async def _check_creation(rights: CallerRights, topic: str) -> None:
+    """Raise Forbidden unless the caller may create every topic, or this topic."""
+    if not CREATE_TOPICS.is_granted(rights):
+        await CREATE_TOPIC.check(rights, topic)
 
 
 def _count(topic: NewTopic) -> int | None:

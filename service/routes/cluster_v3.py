@@ -24,6 +24,7 @@ from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     ERRORS,
+    BrokerOperations,
     FreshLog,
     Resources,
     Rights,
@@ -80,14 +81,19 @@ async def get_broker(member: LiveBroker, make: Resources) -> BrokerData:
 
 
 async def list_broker_replicas(
-    member: LiveBroker, log: FreshLog, make: Resources, rights: Rights, page: WantedPage
+    member: LiveBroker,
+    log: FreshLog,
+    make: Resources,
+    operations: BrokerOperations,
+    rights: Rights,
+    page: WantedPage,
 ) -> ReplicaList:
     """For broker 1, all partitions that the caller may describe. For other brokers, an empty
     list."""
     metadata = make.listed("brokers", broker_number(member), "partition-replicas")
 
     def numbers_of(topic: Topic) -> range | None:
-        is_shown = rights.may(DESCRIBE, TOPIC, topic.name)
+        is_shown = operations.topics.is_shown(rights, topic.name)
         return range(len(topic.partitions)) if is_shown else None
 
     def replica(key: tuple[str, int | None]) -> ReplicaData | None:

@@ -72,12 +72,16 @@ class ConfigChanges(StrictModel):
 
 
 async def list_all_configs(
-    log: FreshLog, make: Resources, rights: Rights, page: WantedPage
+    log: FreshLog,
+    make: Resources,
+    operations: BrokerOperations,
+    rights: Rights,
+    page: WantedPage,
 ) -> TopicConfigList:
     """The configs of all topics whose configs the caller may describe."""
 
     def shown_of(topic: Topic) -> list[str] | None:
-        is_shown = rights.may(DESCRIBE_CONFIGS, TOPIC, topic.name)
+        is_shown = operations.configs.is_shown(rights, topic.name)
         return sorted(topic_configs.shown(topic.configs)) if is_shown else None
 
     def config(key: tuple[str, str | None]) -> TopicConfigData | None:

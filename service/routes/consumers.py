@@ -38,22 +38,16 @@ from tidelog.service.http.request import (
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.memory_pool import Share
+from tidelog.service.operations.groups import GroupOperations
+from tidelog.service.operations.records import RecordOperations
+from tidelog.service.operations.rights import DESCRIBE_TOPIC, FETCH, JOIN_GROUP, Right
 from tidelog.service.peers.forwarding import ForwardedCall, Forwarder, Unreached
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.fetch import ENCODE_INLINE_BYTES, Fetch
-from tidelog.service.routes.group_resources_v3 import assigned_in_order
-from tidelog.service.security.caller import (
-    ALL_RIGHTS,
-    CallerRights,
-    address_of,
-    check_found,
-    check_topics,
-    rights_of,
-)
+from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, address_of, rights_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.errors import (
     AssignedOtherwise,
     InvalidRequest,
@@ -119,6 +113,8 @@ class ConsumerHandlers:
         self._settings = settings
         self._consumers = consumers
         self._fetch = fetch
+        self._groups = GroupOperations(broker)
+        self._records = RecordOperations(broker)
 
     def bound(self, route: Route) -> Handler:
         """Return the handler of a route for requests of clients."""
@@ -236,7 +232,7 @@ class ConsumerHandlers:
 
     async def subscribe(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         wanted = wire_consumers.decode_subscription(await limited_body(call))
-        await check_topics(rights_of(call.scope), READ, [] if wanted is None else wanted.topics)
+        await FETCH.check_all(rights_of(call.scope), [] if wanted is None else wanted.topics)
         member = (await self._consumers.heartbeat(group, name)).member
         if wanted is None or (wanted.pattern and member.topics and not member.pattern):
             raise AssignedOtherwise
@@ -248,7 +244,7 @@ class ConsumerHandlers:
     async def subscription(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         session = await self._consumers.heartbeat(group, name)
         rights = rights_of(call.scope)
-        topics = [topic for topic in session.member.topics if rights.may(DESCRIBE, TOPIC, topic)]
+        topics = self._groups.shown_subscription(rights, session.member)
         partitions: dict[str, list[int]] | None = None
         if session.member.config.dialect == wire_consumers.STRIMZI:
             partitions = {}
@@ -265,7 +261,7 @@ class ConsumerHandlers:
         return NO_CONTENT
 
     async def assign(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        partitions = await _partitions(call, READ)
+        partitions = await _partitions(call, FETCH)
         await self._consumers.assign(group, name, partitions)
         return NO_CONTENT
 
@@ -276,7 +272,7 @@ class ConsumerHandlers:
 
     async def _assigned(self, session: MemberSession, rights: CallerRights) -> list[TopicPartition]:
         """Return the member's partitions in topics that the caller may describe, sorted."""
-        return list(await assigned_in_order(self._log, session.member.owned, rights))
+        return list(await self._groups.shown_partitions(rights, session.member.owned))
 
     def _topics(self, session: MemberSession) -> list[str]:
         """Return the topics of the member's partitions."""
@@ -317,9 +313,7 @@ class ConsumerHandlers:
         try:
             # If the client disconnects in here, the next read returns the same records.
             async with _while_connected(call) as stop_watching, reading as read:
-                rights = rights_of(call.scope)
-                if not rights.may(READ, GROUP, group):  # revoked during the wait
-                    await rights.check(READ, GROUP, group)
+                await JOIN_GROUP.check(rights_of(call.scope), group)  # revoked during the wait
                 await self._send(call, read, fmt, on_error, stop_watching)
         except (TimeoutError, ClientGone):
             call.status = call.status or CLIENT_GONE
@@ -335,7 +329,7 @@ class ConsumerHandlers:
     ) -> None:
         rights = rights_of(call.scope)
         for portion in read.portions:
-            await check_found(rights, portion.topic)
+            await self._records.check_matched(rights, portion.topic)
         with self._fetch.answer_share(rights.principal) as share:
             answer = await self._answer(read, fmt, on_error, share, rights)
             if read.read_id:
@@ -391,10 +385,10 @@ class ConsumerHandlers:
         commit = wire_consumers.decode_commit(body, session.member.config.dialect)
         rights = rights_of(call.scope)
         if commit.offsets is not None:
-            await check_topics(rights, READ, [partition.topic for partition in commit.offsets])
+            await FETCH.check_all(rights, [partition.topic for partition in commit.offsets])
         elif rights is not ALL_RIGHTS:
             for topic in self._topics(session):
-                await check_found(rights, topic)
+                await self._records.check_matched(rights, topic)
         await self._consumers.commit(session, commit.offsets)
         return NO_CONTENT if commit.is_silent else NO_RECORDS
 
@@ -403,9 +397,8 @@ class ConsumerHandlers:
         body = await limited_body(call)
         if body.strip():
             partitions += wire_consumers.decode_partitions(body)
-        await check_topics(
-            rights_of(call.scope), DESCRIBE, [partition.topic for partition in partitions]
-        )
+        topics = [partition.topic for partition in partitions]
+        await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
         session = await self._consumers.heartbeat(group, name)
         await self._log.refresh()
         committed = self._log.state.committed_offsets.of_group(group)
@@ -422,7 +415,7 @@ class ConsumerHandlers:
         wanted = wire_consumers.decode_positions(await limited_body(call))
         offsets = dict(wanted.offsets)
         topics = [partition.topic for partition in (*offsets, *wanted.timestamps)]
-        await check_topics(rights_of(call.scope), DESCRIBE, topics)
+        await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
         with _unknown_is_not_assigned():
             for partition, stamp in wanted.timestamps.items():
                 offset = await self._log.offset_for_timestamp(
@@ -445,7 +438,7 @@ class ConsumerHandlers:
     async def _seek_to(
         self, call: HttpRequest, group: str, name: str, *, is_beginning: bool
     ) -> HttpResponse:
-        partitions = await _partitions(call, DESCRIBE)
+        partitions = await _partitions(call, DESCRIBE_TOPIC)
         with _unknown_is_not_assigned():
             await self._consumers.seek_to_end(group, name, partitions, is_beginning=is_beginning)
         return NO_CONTENT
@@ -461,13 +454,11 @@ def _unknown_is_not_assigned() -> Iterator[None]:
         raise NotAssigned(f"No current assignment for the partition: {error}") from error
 
 
-async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]:
-    """Return the partitions of the body. Raises Forbidden if the caller may not do `operation` on
+async def _partitions(call: HttpRequest, right: Right) -> list[TopicPartition]:
+    """Return the partitions of the body. Raises Forbidden if the caller does not have the right to
     their topics."""
     partitions = wire_consumers.decode_partitions(await limited_body(call))
-    await check_topics(
-        rights_of(call.scope), operation, [partition.topic for partition in partitions]
-    )
+    await right.check_all(rights_of(call.scope), [partition.topic for partition in partitions])
     return partitions
 
 

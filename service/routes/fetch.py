@@ -38,6 +38,7 @@ from tidelog.service.http.parameters import InvalidParameter, integer, partition
 from tidelog.service.http.request import HttpRequest, HttpResponse, Pack, until_gone
 from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
 from tidelog.service.memory_pool import MemoryPool, Share
+from tidelog.service.operations.rights import FETCH
 from tidelog.service.routes.follower_bounds import Followers
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
@@ -179,8 +180,7 @@ class Fetch:
     ) -> Coroutine[Any, Any, None]:
         """Return the coroutine that sends the answer, packed if the client wants it."""
         rights, (fetched, page) = rights_of(call.scope), fetch_page
-        if not rights.may(READ, TOPIC, view.topic):  # access may have changed during a wait
-            await rights.check(READ, TOPIC, view.topic)
+        await FETCH.check(rights, view.topic)  # access may have changed during a wait
         if page.stopped is not None and not page.records:
             raise page.stopped
         rights.record(CONSUMER_BYTE_RATE, fetched.weight)
@@ -504,7 +504,7 @@ class Fetch:
         try:
             while not disconnection.done():
                 self._log.check_serving()
-                await rights.check(READ, TOPIC, topic)  # access may have changed
+                await FETCH.check(rights, topic)  # access may have changed
                 await send(turn)
                 share.set(0)
                 throttle_s = max(map(rights.throttle_s, (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)))

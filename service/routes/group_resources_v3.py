@@ -5,7 +5,6 @@ service.telemetry.group_lags computes the lag of a group in a partition.
 """
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
@@ -17,12 +16,9 @@ from tidelog.service.formats.resources_v3 import (
     ResourceFactory,
     ResourceList,
 )
-from tidelog.service.security.caller import CallerRights
-from tidelog.service.slices import in_order, sliced
 from tidelog.service.telemetry.group_lags import Lag, LagSummary
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DESCRIBE, TOPIC
-from tidelog.storage.core.model import TopicIdPartition, TopicPartition
+from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.groups.join_backoff import HeldMember
 from tidelog.storage.state.group_types import (
     DEFAULT_ASSIGNOR,
@@ -175,23 +171,6 @@ class AssignmentList(ResourceList[AssignmentData]):
 
 class LagList(ResourceList[LagData]):
     kind: Literal["KafkaConsumerLagList"] = "KafkaConsumerLagList"
-
-
-async def assigned_in_order(
-    log: Broker, owned: Iterable[TopicIdPartition], rights: CallerRights
-) -> Iterator[TopicPartition]:
-    """Return the partitions whose topic the caller may describe, sorted."""
-    names: dict[str, str | None] = {}
-    partitions: list[TopicPartition] = []
-    async for partition in sliced(list(owned)):
-        if partition.topic_id not in names:
-            topic = log.state.topic_of_id(partition.topic_id)
-            is_shown = topic is not None and rights.may(DESCRIBE, TOPIC, topic.name)
-            names[partition.topic_id] = topic.name if topic is not None and is_shown else None
-        name = names[partition.topic_id]
-        if name is not None:
-            partitions.append(TopicPartition(name, partition.partition))
-    return await in_order(partitions)
 
 
 class GroupResources:

@@ -6,6 +6,7 @@ of a group, and that delete a group. An offset has the same fields as an offset 
 """
 
 import contextlib
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import Depends, Path, Request, Response
@@ -20,14 +21,18 @@ from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WHOLE, WantedPage, answer_page
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
-from tidelog.service.operations.change import decided
+from tidelog.service.operations.groups import NewOffset, UnknownGroup
+from tidelog.service.operations.operations import Operations
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
+    BrokerOperations,
+    CallerChange,
     FreshLog,
     Resources,
     Rights,
+    broker_log,
 )
 from tidelog.service.routes.group_resources_v3 import (
     AssignmentData,
@@ -41,20 +46,18 @@ from tidelog.service.routes.group_resources_v3 import (
     LagData,
     LagList,
     LagSummaryData,
-    assigned_in_order,
 )
-from tidelog.service.security.caller import CallerRights, check_topics, may_describe_group
-from tidelog.service.slices import Slices, in_order, sliced
+from tidelog.service.security.caller import CallerRights
+from tidelog.service.slices import in_order, sliced
 from tidelog.service.telemetry.group_lags import GroupLags, group_ids
 from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
-from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.errors import GroupNotEmpty, UnknownPartition
+from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
+from tidelog.storage.core.errors import UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
-from tidelog.storage.state.committed_offsets import CommittedOffset, check_group_id
-from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
+from tidelog.storage.state.committed_offsets import CommittedOffset
+from tidelog.storage.state.group_types import GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
 OFFSETS_MAX = 20_000
@@ -124,38 +127,41 @@ class GroupContext(NamedTuple):
     log: Broker
     group_id: str
     make: GroupResources
+    operations: Operations
     rights: CallerRights
     times: LagTimes
 
     async def lags(self) -> GroupLags:
         """Return the group's lags, with the times of some sealed records."""
-        lags = await GroupLags.of(self.log, self.group_id, self.times)
-        await lags.look(self.may_describe)
+        lags = await self.operations.groups.lags(self.rights, self.group_id, self.times)
+        await lags.look()
         return lags
-
-    def may_describe(self, topic: str) -> bool:
-        return self.rights.may(DESCRIBE, TOPIC, topic)
 
     def lag(self, lags: GroupLags, name: str, number: int) -> LagData | None:
         """Return the lag in a partition. If there is no lag, or the caller may not see it, return
         None."""
         topic = self.log.state.topics.get(name)
-        if topic is None or number >= len(topic.partitions) or not self.may_describe(name):
+        if topic is None or number >= len(topic.partitions):
             return None
         lag = lags.lag(topic, number)
         return None if lag is None else self.make.lag(lag)
 
 
 async def group_of_path(
-    request: Request, consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights
+    request: Request,
+    consumer_group_id: GroupId,
+    log: FreshLog,
+    make: Resources,
+    operations: BrokerOperations,
+    rights: Rights,
 ) -> GroupContext:
-    """Return the group of the path. Raises NoSuchResource."""
+    """Return the group of the path. Raises UnknownGroup."""
     has_members = log.state.members.has_members(consumer_group_id)
     if not has_members and consumer_group_id not in log.state.committed_offsets:
-        raise NoSuchResource(f"Consumer group {consumer_group_id} cannot be found.")
+        raise UnknownGroup(consumer_group_id)
     resources = GroupResources(log, make, consumer_group_id)
     times: LagTimes = request.app.state.reports.telemetry.lags.times
-    return GroupContext(log, consumer_group_id, resources, rights, times)
+    return GroupContext(log, consumer_group_id, resources, operations, rights, times)
 
 
 PathGroup = Annotated[GroupContext, Depends(group_of_path)]
@@ -173,27 +179,25 @@ PathMember = Annotated[GroupMember, Depends(member_of_path)]
 
 
 async def list_group_offsets(
-    consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights, page: WantedPage
+    consumer_group_id: GroupId,
+    log: FreshLog,
+    make: Resources,
+    operations: BrokerOperations,
+    rights: Rights,
+    page: WantedPage,
 ) -> GroupOffsetList:
     """The committed offsets of a group in topics that the caller may describe.
 
     404 if the group has no committed offset. An offset is deleted with its topic. An offset is also
     deleted if, for a week, no client commits it and the group has no members.
     """
-    offsets = log.state.committed_offsets
-    if consumer_group_id not in offsets:
+    if consumer_group_id not in log.state.committed_offsets:
         raise NoSuchResource(f"Consumer group {consumer_group_id} has no committed offsets.")
 
     def committed(key: tuple[str, int]) -> GroupOffsetData | None:
-        topic = log.state.topics.get(key[0])
-        if topic is None or not rights.may(DESCRIBE, TOPIC, key[0]):
-            return None
-        offset = offsets.of_group(consumer_group_id).get(topic.topic_id, {}).get(key[1])
-        return (
-            None
-            if offset is None
-            else _offset(TopicPartition(*key), offset.offset, offset.metadata)
-        )
+        partition = TopicPartition(*key)
+        offset = operations.groups.committed_offset(rights, consumer_group_id, partition)
+        return None if offset is None else _offset(partition, offset.offset, offset.metadata)
 
     keys = (await GroupLags.of(log, consumer_group_id)).in_order(page.position(str, int))
     shell = _offset_list(make, consumer_group_id)
@@ -202,46 +206,29 @@ async def list_group_offsets(
 
 
 async def reset_group_offsets(
-    consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Resources, rights: Rights
+    request: Request,
+    consumer_group_id: GroupId,
+    body: Reset,
+    make: Resources,
+    operations: BrokerOperations,
+    change: CallerChange,
 ) -> GroupOffsetList:
     """Set the position of a group to the log start, to the end, to an offset (or the nearest
     existing offset), or to a time. A time is a timestamp, or a duration before now. With a time,
     the position is the first record that is not older. The reset changes all partitions or none.
     409/40903 while the group has members that share partitions."""
-    refusal = check_group_id(consumer_group_id)
-    if refusal is not None:
-        raise refusal
-    members = log.state.members.get(consumer_group_id)
-    if members is not None and members.is_active:
-        raise GroupNotEmpty(f"group {consumer_group_id!r} has members: stop them first")
+    log = broker_log(request)
+
+    async def reset_of() -> tuple[list[TopicPartition], NewOffset]:
+        partitions = await _partitions(log, consumer_group_id, body)
+        return partitions, await _new_offset(log, consumer_group_id, body)
+
+    topics = [offset.topic_name for offset in body.offsets or ()]
     if body.topic_name is not None:
-        await rights.check(READ, TOPIC, body.topic_name)
-    await check_topics(rights, READ, [offset.topic_name for offset in body.offsets or ()])
-    wanted = await _partitions(log, consumer_group_id, body)
-    await check_topics(rights, READ, [partition.topic for partition in wanted])
-    requested_offsets = {
-        TopicPartition(offset.topic_name, offset.partition_id): offset.offset
-        for offset in body.offsets or ()
-    }
-    committed = log.committed_offsets(consumer_group_id) if body.to == "SHIFT" else {}
-    slices, new_offsets = Slices(), dict[TopicPartition, int]()
-    for partition in wanted:
-        if body.to == "OFFSETS":
-            new_offsets[partition] = _within(log, partition, requested_offsets[partition])
-        elif body.to == "SHIFT":
-            new_offsets[partition] = _shifted(
-                log, partition, committed.get(partition), body.shift_by
-            )
-        else:
-            new_offsets[partition] = await _target(log, partition, body)
-        await slices.pause()
-    if not body.validate_only and new_offsets:
-        offsets = [
-            GroupOffset(log.state.topic(partition.topic).topic_id, partition.partition, offset)
-            for partition, offset in new_offsets.items()
-        ]
-        commit = CommitOffsets(consumer_group_id, NO_GENERATION, offsets)
-        await decided(log.transact([], [commit], size=0, is_json=False))
+        topics.insert(0, body.topic_name)
+    new_offsets = await operations.groups.reset_offsets(
+        change, consumer_group_id, topics, reset_of, validate_only=body.validate_only
+    )
     shell = _offset_list(make, consumer_group_id)
     reset: GroupOffsetList = await answer_page(
         WHOLE, shell, new_offsets, lambda partition: _offset(partition, new_offsets[partition], "")
@@ -317,7 +304,29 @@ async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPart
     ]
 
 
-async def _target(log: Broker, topic_partition: TopicPartition, body: Reset) -> int:
+async def _new_offset(log: Broker, group_id: str, body: Reset) -> NewOffset:
+    """Return the function for the new offset of a partition."""
+    if body.to == "OFFSETS":
+        requested_offsets = {
+            TopicPartition(offset.topic_name, offset.partition_id): offset.offset
+            async for offset in sliced(body.offsets or ())
+        }
+
+        async def requested(partition: TopicPartition) -> int:
+            return _within(log, partition, requested_offsets[partition])
+
+        return requested
+    if body.to == "SHIFT":
+        committed = log.committed_offsets(group_id)
+
+        async def shifted(partition: TopicPartition) -> int:
+            return _shifted(log, partition, committed.get(partition), body.shift_by)
+
+        return shifted
+    return partial(_target, log, body)
+
+
+async def _target(log: Broker, body: Reset, topic_partition: TopicPartition) -> int:
     partition = log.state.partition(topic_partition.topic, topic_partition.partition)
     if body.to == "EARLIEST":
         return partition.log_start_offset
@@ -340,12 +349,16 @@ async def _target(log: Broker, topic_partition: TopicPartition, body: Reset) -> 
 
 
 async def list_groups(
-    log: FreshLog, make: Resources, rights: Rights, page: WantedPage
+    log: FreshLog,
+    make: Resources,
+    operations: BrokerOperations,
+    rights: Rights,
+    page: WantedPage,
 ) -> GroupList:
     """The groups that the caller may describe and that have members or committed offsets."""
 
     def group(group_id: str) -> GroupData | None:
-        if not may_describe_group(rights, group_id):
+        if not operations.groups.is_shown(rights, group_id):
             return None
         return GroupResources(log, make, group_id).group()
 
@@ -362,9 +375,9 @@ async def get_group(request: Request, group: PathGroup) -> GroupDescription:
     return group.make.description(members)
 
 
-async def delete_group(group: PathGroup) -> Response:
+async def delete_group(group: PathGroup, change: CallerChange) -> Response:
     """Delete a group and its committed offsets. 409/40903 while the group has members."""
-    await decided(group.log.delete_group(group.group_id))
+    await group.operations.groups.delete(change, group.group_id)
     return Response(status_code=204)
 
 
@@ -394,9 +407,8 @@ async def list_assignments(
     """The partitions that a member reads, in topics that the caller may describe."""
     path = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
     after = page.position(str, int)
-    assigned = await assigned_in_order(
-        group.log, group.log.state.members.partitions_of(member), group.rights
-    )
+    owned = group.log.state.members.partitions_of(member)
+    assigned = await group.operations.groups.shown_partitions(group.rights, owned)
     keys = assigned if after is None else (partition for partition in assigned if partition > after)
     shell = AssignmentList(metadata=make.listed(*path), data=[])
     response: AssignmentList = await answer_page(
@@ -409,8 +421,8 @@ async def get_assignment(
     group: PathGroup, member: PathMember, topic_name: str, partition_id: str
 ) -> AssignmentData:
     """One partition that a member reads, in a topic that the caller may describe."""
-    topic = group.log.state.topics.get(topic_name)
-    if topic is not None and group.rights.may(DESCRIBE, TOPIC, topic_name):
+    topic = group.operations.topics.shown(group.rights, topic_name)
+    if topic is not None:
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)
             partition = TopicIdPartition(topic.topic_id, number)
@@ -424,7 +436,7 @@ async def get_lag_summary(group: PathGroup) -> LagSummaryData:
     may describe count. 404 if the group has no committed offset in them and no member that reads
     them."""
     lags = await group.lags()
-    summary = group.make.summary(await lags.summary(group.may_describe))
+    summary = group.make.summary(await lags.summary())
     if summary is None:
         raise NoSuchResource(f"Consumer group {group.group_id} has no committed offsets.")
     return summary

@@ -20,6 +20,7 @@ from tidelog.service.http.errors import TopicNotHosted, answered
 from tidelog.service.http.media_types import JSON
 from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
+from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.routes.dependencies import check_cluster
 from tidelog.service.routes.produce import (
     IDEMPOTENCY_KEY,
@@ -232,7 +233,7 @@ class ProduceV3:
             if memory is not None:
                 rights.charge(REQUEST_PERCENTAGE)
                 rights.charge(PRODUCER_BYTE_RATE, len(record))
-            await rights.check(WRITE, TOPIC, topic_name)
+            await PRODUCE.check(rights, topic_name)
             return await self._append(topic_name, record, name, rights)
         except UnknownTopic:
             return await self._refused(call, TopicNotHosted(topic_name))

@@ -21,7 +21,7 @@ from tidelog.service.routes.dependencies import (
     TopicName,
 )
 from tidelog.service.telemetry.compactions import CompactionJob, Compactions
-from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
+from tidelog.storage.core.acls import ALTER, DELETE, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 
@@ -129,11 +129,13 @@ async def start_compaction(
     return _data(job)
 
 
-async def list_compactions(request: Request, rights: Rights) -> CompactionList:
+async def list_compactions(
+    request: Request, operations: BrokerOperations, rights: Rights
+) -> CompactionList:
     """The last compactions that clients have started, of all brokers that answer within a second,
     the newest first. A broker keeps its last 20 until it stops."""
     jobs: Compactions = request.app.state.reports.compactions
-    shown = [job for job in await jobs.all() if rights.may(DESCRIBE, TOPIC, job.topic)]
+    shown = [job for job in await jobs.all() if operations.topics.is_shown(rights, job.topic)]
     return CompactionList(data=[_data(job) for job in shown])
 
 

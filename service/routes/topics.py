@@ -33,10 +33,10 @@ from tidelog.service.routes.dependencies import (
     config_text,
     partitions_wanted,
 )
-from tidelog.service.slices import in_order, sliced
+from tidelog.service.slices import in_order
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.core.acls import ALTER, DESCRIBE, TOPIC
 from tidelog.storage.core.errors import UnknownTopic
 from tidelog.storage.state.cluster_state import Topic
 
@@ -90,15 +90,16 @@ class SealedRecords(BaseModel):
     sealed_records: int = Field(description="records moved from the tail into the table")
 
 
-async def list_topics(log: FreshLog, rights: Rights) -> list[str]:
+async def list_topics(_: FreshLog, operations: BrokerOperations, rights: Rights) -> list[str]:
     """The names of all topics that the caller may describe."""
-    names = sliced(await in_order(log.state.topics))
-    shown = [name async for name in names if rights.may(DESCRIBE, TOPIC, name)]
-    response: Any = V2Response(shown)  # FastAPI sends a response unchanged
+    names = [topic.name for topic in await operations.topics.all_shown(rights)]
+    response: Any = V2Response([*await in_order(names)])  # FastAPI sends a response unchanged
     return response
 
 
-async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> TopicInfo:
+async def get_topic(
+    topic_name: TopicName, log: FreshLog, operations: BrokerOperations, rights: Rights
+) -> TopicInfo:
     """A topic with its partitions, and its effective configs if the caller may describe them."""
     topic = log.state.topics.get(topic_name)
     if topic is None:
@@ -106,7 +107,7 @@ async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> Top
     values_of = log.state.defaults.values_of_topic
     shown = topic_configs.shown(topic.configs)
     configs = {name: values_of(name, topic.configs)[0].value for name in shown}
-    if not rights.may(DESCRIBE_CONFIGS, TOPIC, topic_name):
+    if not operations.configs.is_shown(rights, topic_name):
         configs = {}
     shell = TopicInfo(name=topic.name, configs=configs, partitions=[]).model_dump_json()
     response: Any = Response(

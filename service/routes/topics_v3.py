@@ -100,6 +100,7 @@ LeadingBroker = Annotated[None, Depends(leading_broker)]
 async def list_topics(
     log: FreshLog,
     make: Resources,
+    operations: BrokerOperations,
     rights: Rights,
     page: WantedPage,
     include_authorized_operations: WithOperations = False,
@@ -107,8 +108,8 @@ async def list_topics(
     """All topics that the caller may describe, by name."""
 
     def topic_data(name: str) -> TopicData | None:
-        topic = log.state.topics.get(name)
-        if topic is None or not rights.may(DESCRIBE, TOPIC, name):
+        topic = operations.topics.shown(rights, name)
+        if topic is None:
             return None
         data = make.topic(name, len(topic.partitions))
         if include_authorized_operations:

@@ -28,6 +28,7 @@ from tidelog.service.formats.transactions import (
 from tidelog.service.http.media_types import JSON
 from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.records import RecordOperations
 from tidelog.service.routes.dependencies import check_cluster
 from tidelog.service.routes.produce import (
     IDEMPOTENCY_KEY,
@@ -42,7 +43,6 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.codec.partitioner import RecordPartitions
-from tidelog.storage.core.acls import GROUP, READ, TOPIC, WRITE
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import (
     IdempotencyMismatch,
@@ -85,6 +85,7 @@ class Transactions:
         self._settings = settings
         self._produce = produce
         self._counters = counters
+        self._records = RecordOperations(broker)
 
     async def transact(self, call: HttpRequest, cluster: str) -> HttpResponse:
         """Commit a transaction."""
@@ -97,7 +98,14 @@ class Transactions:
         rights.record(PRODUCER_BYTE_RATE, max(request.weight - size, 0))
         if name is None:
             body = b""  # only a key needs its fingerprint
-        await _check_rights(rights, request)
+        await self._records.check_transaction(
+            rights,
+            [records.name for records in request.topics],
+            {
+                group.consumer_group_id: [offset.topic_name for offset in group.offsets]
+                for group in request.groups
+            },
+        )
         try:
             return await self._commit(request, body, size, name, rights)
         except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
@@ -225,16 +233,6 @@ class Transactions:
         ]
         cluster_id = self._log.identity.cluster_id
         return msgspec.json.encode(TransactionReport(cluster_id, topics, groups))
-
-
-async def _check_rights(rights: CallerRights, request: TransactionRequest) -> None:
-    """Check Kafka's permissions of a transaction's parts. Raises Forbidden."""
-    for records in request.topics:
-        await rights.check(WRITE, TOPIC, records.name)
-    for group in request.groups:
-        await rights.check(READ, GROUP, group.consumer_group_id)
-        for name in {offset.topic_name for offset in group.offsets}:
-            await rights.check(READ, TOPIC, name)
 
 
 EXAMPLE = {

@@ -6,20 +6,15 @@ service.security.authenticator finds the caller. A scope without a caller allows
 """
 
 import math
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.service.settings.security import SecuritySettings
-from tidelog.service.slices import sliced
 from tidelog.storage.core.acls import (
     ADMIN,
     CLUSTER,
-    CLUSTER_NAME,
-    CREATE,
     DESCRIBE,
-    GROUP,
     OPERATIONS_OF,
-    READ,
     TOPIC,
 )
 from tidelog.storage.core.errors import LogError, Throttled
@@ -217,14 +212,6 @@ def allowed_operations(rights: CallerRights, resource_type: str, name: str) -> l
     return [operation for operation in operations if rights.may(operation, resource_type, name)]
 
 
-def may_describe_group(rights: CallerRights, group: str) -> bool:
-    """Whether the caller may describe the group.
-
-    As in Kafka, the permission to describe the cluster covers all groups.
-    """
-    return rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME) or rights.may(DESCRIBE, GROUP, group)
-
-
 def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | None:
     """Charge a request to the rates of its principal.
 
@@ -239,27 +226,3 @@ def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | Non
     except QuotaExceeded as error:
         return error
     return None
-
-
-async def check_creation(rights: CallerRights, topic: str) -> None:
-    """Raise Forbidden unless the caller may create every topic, or this topic."""
-    if not rights.may(CREATE, CLUSTER, CLUSTER_NAME):
-        await rights.check(CREATE, TOPIC, topic)
-
-
-async def check_topics(rights: CallerRights, operation: str, topics: Iterable[str]) -> None:
-    """Raise Forbidden unless the caller may do the operation on all topics."""
-    async for topic in sliced(dict.fromkeys(topics)):
-        await rights.check(operation, TOPIC, topic)
-
-
-async def check_found(rights: CallerRights, topic: str) -> None:
-    """Raise Forbidden unless the caller may read the topic, which a pattern may have matched.
-
-    The message names the topic only if the caller may describe it.
-    """
-    if rights.may(DESCRIBE, TOPIC, topic):
-        await rights.check(READ, TOPIC, topic)
-    elif not rights.may(READ, TOPIC, topic):
-        rights.check_valid()
-        raise Forbidden("not authorized: the instance reads a topic that the caller may not read")

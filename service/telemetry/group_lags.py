@@ -114,22 +114,32 @@ def group_ids(log: Broker) -> list[str]:
 
 
 class GroupLags:
-    """The lags of one group. Made by `of`, for one answer."""
+    """The lags of one group, in topics that a caller may describe. Made by `of`, for one answer."""
 
-    def __init__(self, log: Broker, group_id: str, times: LagTimes) -> None:
+    def __init__(
+        self, log: Broker, group_id: str, times: LagTimes, may_describe: Callable[[str], bool]
+    ) -> None:
         self._log = log
         self._group_id = group_id
         self._times = times
+        self._may_describe = may_describe
         self._readers: dict[TopicIdPartition, GroupMember] = {}
         self._read: dict[str, list[int]] = {}
 
     @classmethod
-    async def of(cls, log: Broker, group_id: str, times: LagTimes | None = None) -> "GroupLags":
+    async def of(
+        cls,
+        log: Broker,
+        group_id: str,
+        times: LagTimes | None = None,
+        may_describe: Callable[[str], bool] = any_topic,
+    ) -> "GroupLags":
         """Find the member that reads each partition.
 
         Takes ~0.5 us for each partition. `times` has times of sealed records.
         """
-        lags, group = cls(log, group_id, times or LagTimes(log)), log.state.members.get(group_id)
+        lags = cls(log, group_id, times or LagTimes(log), may_describe)
+        group = log.state.members.get(group_id)
         async for member in sliced([] if group is None else list(group.members.values())):
             for partition in log.state.members.partitions_of(member):
                 if partition not in lags._readers:
@@ -140,7 +150,7 @@ class GroupLags:
     def in_order(self, after: tuple[Any, ...] | None = None) -> Iterator[tuple[str, int]]:
         """Iterate over (topic name, partition), sorted, from the first pair after `after` on.
 
-        The partitions have a committed offset, or a member reads them.
+        In all topics, the partitions that have a committed offset or that a member reads.
         """
         committed = self._log.state.committed_offsets.of_group(self._group_id)
         topics = map(self._log.state.topic_of_id, list(committed.keys() | self._read.keys()))
@@ -154,7 +164,10 @@ class GroupLags:
                     yield name, number
 
     def lag(self, topic: Topic, number: int) -> Lag | None:
-        """Return the lag in a partition, or None if the group has no lag there."""
+        """Return the lag in a partition; None if there is none, or the topic is not shown."""
+        return self._lag(topic, number) if self._may_describe(topic.name) else None
+
+    def _lag(self, topic: Topic, number: int) -> Lag | None:
         topic_id_partition = TopicIdPartition(topic.topic_id, number)
         partition, reader = topic.partitions[number], self._readers.get(topic_id_partition)
         offsets = self._log.state.committed_offsets.of_group(self._group_id).get(topic.topic_id, {})
@@ -173,36 +186,32 @@ class GroupLags:
         seconds = self._times.seconds(topic, number, offset)
         return Lag(topic_partition, offset, end_offset, reader, committed is not None, seconds)
 
-    async def slices(
-        self, may_describe: Callable[[str], bool] = any_topic
-    ) -> AsyncIterator[list[Lag]]:
-        """Yield all lags in topics that the caller may describe, at most LAGS_AT_ONCE in a list."""
+    async def slices(self) -> AsyncIterator[list[Lag]]:
+        """Yield all lags, at most LAGS_AT_ONCE in a list."""
         committed, slices = self._log.state.committed_offsets, Slices()
         for topic_id in list(committed.of_group(self._group_id).keys() | self._read.keys()):
             numbers = list(self._numbers(topic_id))
             for first in range(0, len(numbers), LAGS_AT_ONCE):
                 await slices.pause()
                 topic = self._log.state.topic_of_id(topic_id)  # it may be deleted meanwhile
-                if topic is None or not may_describe(topic.name):
+                if topic is None or not self._may_describe(topic.name):
                     break
                 some = numbers[first : first + LAGS_AT_ONCE]
-                yield [lag for number in some if (lag := self.lag(topic, number)) is not None]
+                yield [lag for number in some if (lag := self._lag(topic, number)) is not None]
 
-    async def look(
-        self, may_describe: Callable[[str], bool] = any_topic, reads_max: int = LOOKS
-    ) -> None:
+    async def look(self, reads_max: int = LOOKS) -> None:
         """Read the times of at most so many sealed records, for lags in seconds (LagTimes)."""
         unread: list[Unread] = []
-        async for some in self.slices(may_describe):
+        async for some in self.slices():
             unread += (lag.unread for lag in some if lag.seconds is None)
             if len(unread) >= reads_max:
                 break
         await self._times.look(unread, reads_max)
 
-    async def summary(self, may_describe: Callable[[str], bool] = any_topic) -> LagSummary:
-        """Return the sum and the maximum of the lags in topics that the caller may describe."""
+    async def summary(self) -> LagSummary:
+        """Return the sum and the maximum of the lags."""
         summary = LagSummary()
-        async for some in self.slices(may_describe):
+        async for some in self.slices():
             for lag in some:
                 summary.add(lag)
         return summary

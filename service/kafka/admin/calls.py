@@ -83,14 +83,6 @@ class AdminCall:
             )
         self.rights.charge(MUTATION_RATE, 1)
 
-    def quota_refusal(self, kind: RequestKind = RequestKind.ADMIN) -> Code:
-        """Charge one change to the quota of mutations. Return the code if the quota is used up."""
-        try:
-            self.rights.charge(MUTATION_RATE, 1)
-        except QuotaExceeded as error:
-            return self._code(error, kind)
-        return Code.NONE
-
     def _code(self, error: LogError, kind: RequestKind) -> Code:
         """Return the code of an error. If a quota is used up, note how long the client waits."""
         if isinstance(error, QuotaExceeded):
@@ -116,6 +108,43 @@ class AdminCall:
         """
         for text in without_effect(changes):
             self._context.warn(self.api, self.client, f"topic {topic!r}: {text}")
+
+
+class GroupCall(AdminCall):
+    """A request that changes groups.
+
+    Their coordinator serves it also while the broker stops, until the broker releases its groups.
+    """
+
+    def charge(self) -> None:
+        self.rights.charge(MUTATION_RATE, 1)
+
+    async def code(self, change: Awaitable[object]) -> Code:
+        """Wait for a change of a group. Return the code of its error, or NONE.
+
+        Raises Unauthenticated, which ends the connection.
+        """
+        try:
+            await change
+        except ChangeRefused as error:
+            return self._context.refusal(self.api, error.code)
+        except Unauthenticated:
+            raise
+        except Forbidden as error:
+            return self._context.denial(self.api, self.client, error, RequestKind.GROUP)
+        except QuotaExceeded as error:
+            return self._code(error, RequestKind.ADMIN)
+        except LogError as error:
+            return self._code(error, RequestKind.GROUP)
+        return Code.NONE
+
+    def quota_refusal(self) -> Code:
+        """Charge one change. Return the code if the quota is used up."""
+        try:
+            self.charge()
+        except QuotaExceeded as error:
+            return self._code(error, RequestKind.GROUP)
+        return Code.NONE
 
 
 async def distinct(items: Iterable[T], key_of: Callable[[T], K]) -> tuple[list[T], set[K]]:

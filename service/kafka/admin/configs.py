@@ -34,9 +34,9 @@ from tidelog.service.kafka.messages.configs import (
 )
 from tidelog.service.operations.change import for_each
 from tidelog.service.operations.configs import ConfigTexts
+from tidelog.service.operations.rights import ALTER_DEFAULTS
 from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.topic_configs import (
     MIN_INSYNC_REPLICAS,
     ConfigKey,
@@ -124,6 +124,7 @@ class Configs:
     def __init__(self, context: Context, node_id: int) -> None:
         self._context = context
         self._broker = context.broker
+        self._operations = context.operations.configs
         self._node_id = node_id
 
     def apis(self) -> Iterable[Api]:
@@ -188,10 +189,9 @@ class Configs:
         """Raise an error if the resource or its type is unknown, or the client may not see it."""
         kind, name = resource.resource_type, resource.resource_name
         if kind == OF_TOPIC:
-            await call.rights.check(DESCRIBE_CONFIGS, TOPIC, name)
-            self._broker.state.topic(name)
+            await self._operations.of_topic(call.rights, name)
             return
-        await call.rights.check(DESCRIBE_CONFIGS, CLUSTER, CLUSTER_NAME)
+        await self._operations.defaults(call.rights)
         if kind == OF_BROKER:
             self._check_node(name)
         elif kind not in (OF_CLIENT_METRICS, OF_GROUP):
@@ -354,8 +354,9 @@ class Configs:
 
             return changes_of(Changed(topic_configs.KNOWN, topic.configs, values), resource)
 
-        configs = self._context.operations.configs
-        texts = await configs.alter_topic(call, name, texts_of, validate_only=validate_only)
+        texts = await self._operations.alter_topic(
+            call, name, texts_of, validate_only=validate_only
+        )
         if not validate_only:
             call.warn_of_configs(name, texts)
 
@@ -365,7 +366,7 @@ class Configs:
         kafka-reassign-partitions deletes its throttles in this way. Raise ChangeRefused for every
         other request.
         """
-        await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+        await ALTER_DEFAULTS.check(call.rights)
         name = resource.resource_name
         self._check_node(name)
         if any(getattr(config, "config_operation", SET) != DELETE for config in resource.configs):
@@ -384,7 +385,7 @@ class Configs:
         validate_only: bool,
     ) -> None:
         if resource.resource_type != OF_BROKER:
-            await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+            await ALTER_DEFAULTS.check(call.rights)
             kind = resource.resource_type
             raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
 
@@ -393,8 +394,7 @@ class Configs:
             target = Changed(topic_configs.DEFAULTS, defaults.values, self._default_values)
             return changes_of(target, resource)
 
-        configs = self._context.operations.configs
-        await configs.alter_defaults(call, texts_of, validate_only=validate_only)
+        await self._operations.alter_defaults(call, texts_of, validate_only=validate_only)
 
 
 AnyResource = AlterConfigsResource | IncrementalAlterConfigsResource

@@ -38,7 +38,6 @@ from tidelog.service.kafka.messages.topics import (
 from tidelog.service.operations.change import for_each
 from tidelog.service.operations.topics import LogStartMove, NewTopic
 from tidelog.service.slices import sliced
-from tidelog.storage.core.acls import DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import LogError
 
 REPLICATION_FACTOR = 1
@@ -113,7 +112,7 @@ class Topics:
             call.warn_of_configs(name, configs)
             if (created := self._broker.state.topics.get(name)) is not None:
                 result.topic_id, configs = bytes.fromhex(created.topic_id), created.configs
-        if not call.rights.may(DESCRIBE_CONFIGS, TOPIC, name):
+        if not self._context.operations.configs.is_shown(call.rights, name):
             result.topic_config_error_code = Code.TOPIC_AUTHORIZATION_FAILED
             return
         result.num_partitions = partitions

@@ -17,8 +17,11 @@ from tidelog.service.kafka.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
+from tidelog.service.operations.change import HttpChange
+from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.codec.consumer_protocol import assigned
 from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.core.errors import GroupNotEmpty
 from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.state.shares import CLIENT_BYTES
 from tidelog.storage.store.memory import MemoryStore
@@ -370,6 +373,16 @@ async def test_delete_groups_and_offsets(kafka: Kafka) -> None:
     assert (await committed(client, 6))[0] == Code.NONE
     assert await deleted("g") == [Code.NONE]
     assert kafka.log.state.members.get("g") is None
+
+
+async def test_group_that_clients_join_is_not_deleted(kafka: Kafka) -> None:
+    client = kafka.client()
+    assert (await committed(client, 5))[0] == Code.NONE
+    assert (await join(client)).error_code == Code.NONE
+    operations = kafka.server.listener.server.context.operations.groups
+    with pytest.raises(GroupNotEmpty):  # the state has no member before the first SyncGroup
+        await operations.delete(HttpChange(ALL_RIGHTS), "g")
+    assert kafka.log.committed_offsets("g")
 
 
 async def test_a_group_id_that_is_not_valid(kafka: Kafka) -> None:

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 from tests.support.logs import MANUAL, append, closing, opened
+from tidelog.service.operations import rights as declared_rights
 from tidelog.service.operations.change import Change
 from tidelog.service.operations.configs import ConfigTexts
+from tidelog.service.operations.groups import NewOffset
 from tidelog.service.operations.operations import Operations
-from tidelog.service.operations.topics import NewTopic
+from tidelog.service.operations.rights import Right
+from tidelog.service.operations.topics import NewTopic, UnknownTopicId
 from tidelog.service.security.caller import (
     ALL_RIGHTS,
     NO_RIGHTS,
@@ -24,6 +27,7 @@ from tidelog.service.security.caller import (
     forbidden,
 )
 from tidelog.service.settings.requests import RequestSettings
+from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import (
     ALTER,
@@ -33,20 +37,32 @@ from tidelog.storage.core.acls import (
     CREATE,
     DELETE,
     DESCRIBE,
+    DESCRIBE_CONFIGS,
+    GROUP,
+    IDEMPOTENT_WRITE,
     OPERATIONS_OF,
     READ,
     TOPIC,
+    WRITE,
     Acl,
     AclFilter,
 )
-from tidelog.storage.core.actions import CreateAcls, SetQuotas
-from tidelog.storage.core.errors import LogError, UnknownTopic
+from tidelog.storage.core.actions import (
+    CommitOffsets,
+    CreateAcls,
+    GroupOffset,
+    MemberConfig,
+    SetQuotas,
+)
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.access import MUTATION_RATE
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
 from tidelog.storage.store.memory import MemoryStore
 
 T = TypeVar("T")
-Right = tuple[str, str, str]
+Grant = tuple[str, str, str]
 
 
 class GrantedRights(_AllRights):
@@ -54,7 +70,7 @@ class GrantedRights(_AllRights):
 
     principal, host, proof = "alice", "127.0.0.1", ("k", "", 0)
 
-    def __init__(self, granted: frozenset[Right]) -> None:
+    def __init__(self, granted: frozenset[Grant]) -> None:
         self._granted = granted
 
     def may(self, operation: str, resource_type: str, name: str) -> bool:
@@ -85,18 +101,38 @@ class RecordedChange:
 
 
 class Operation(NamedTuple):
-    """A call, the sets of rights of which each suffices, and whether a call is one change."""
+    """A call of an operation.
 
-    call: Callable[[Operations, Change, Topic], Awaitable[object]]
-    sufficient: tuple[frozenset[Right], ...]
+    It has the sets of rights of which each suffices, whether a call is one change, and whether it
+    commits. `denied` is what a caller without the rights gets: an error, or a value that shows
+    nothing.
+    """
+
+    call: Callable[[Operations, Change, Topic], object]
+    sufficient: tuple[frozenset[Grant], ...]
     is_charged: bool = True
+    commits: bool = True
+    denied: object = Forbidden
 
 
-def topic_rights(*operations: str, name: str = "t") -> frozenset[Right]:
+def reading(
+    call: Callable[[Operations, Change, Topic], object],
+    *sufficient: frozenset[Grant],
+    denied: object = Forbidden,
+) -> Operation:
+    """An operation that changes nothing."""
+    return Operation(call, sufficient, is_charged=False, commits=False, denied=denied)
+
+
+def topic_rights(*operations: str, name: str = "t") -> frozenset[Grant]:
     return frozenset((operation, TOPIC, name) for operation in operations)
 
 
-def cluster_right(operation: str) -> frozenset[Right]:
+def group_right(operation: str) -> frozenset[Grant]:
+    return frozenset({(operation, GROUP, "g")})
+
+
+def cluster_right(operation: str) -> frozenset[Grant]:
     return frozenset({(operation, CLUSTER, CLUSTER_NAME)})
 
 
@@ -107,6 +143,27 @@ def texts(name: str) -> Callable[[object], Awaitable[ConfigTexts]]:
     return texts_of
 
 
+async def partitions_of_t(topic: Topic) -> list[TopicIdPartition]:
+    return [TopicIdPartition(topic.topic_id, 0)]
+
+
+async def reset_to_one() -> tuple[list[TopicPartition], NewOffset]:
+    async def new_offset(_: TopicPartition) -> int:
+        return 1
+
+    return [TopicPartition("t", 0)], new_offset
+
+
+async def shown_partitions(ops: Operations, rights: CallerRights, topic: Topic) -> object:
+    return [*await ops.groups.shown_partitions(rights, await partitions_of_t(topic))]
+
+
+async def total_lag(ops: Operations, rights: CallerRights) -> int:
+    lags = await ops.groups.lags(rights, "g", LagTimes(ops.groups._broker))
+    return (await lags.summary()).total
+
+
+MEMBER = GroupMember("m", 0, MemberConfig(), topics=["t"])
 KEY_ID = "ab" * 8
 CREATION = (topic_rights(CREATE, name="new"), cluster_right(CREATE))
 OPERATIONS = {
@@ -118,10 +175,25 @@ OPERATIONS = {
         CREATION,
         is_charged=False,
     ),
-    "topics.of_id": Operation(
+    "topics.of_id": reading(
         lambda ops, change, topic: ops.topics.of_id(change.rights, topic.topic_id),
-        (topic_rights(DESCRIBE),),
-        is_charged=False,
+        topic_rights(DESCRIBE),
+        denied=UnknownTopicId,
+    ),
+    "topics.is_shown": reading(
+        lambda ops, change, _: ops.topics.is_shown(change.rights, "t"),
+        topic_rights(DESCRIBE),
+        denied=False,
+    ),
+    "topics.shown": reading(
+        lambda ops, change, _: ops.topics.shown(change.rights, "t"),
+        topic_rights(DESCRIBE),
+        denied=None,
+    ),
+    "topics.all_shown": reading(
+        lambda ops, change, _: ops.topics.all_shown(change.rights),
+        topic_rights(DESCRIBE),
+        denied=[],
     ),
     "topics.delete": Operation(
         lambda ops, change, _: ops.topics.delete(change, "t"), (topic_rights(DELETE),)
@@ -133,10 +205,22 @@ OPERATIONS = {
         lambda ops, change, _: ops.topics.delete_records(change, "t", [(0, 1)]),
         (topic_rights(DELETE),),
     ),
-    "topics.planned_deletion": Operation(
+    "topics.planned_deletion": reading(
         lambda ops, change, _: ops.topics.planned_deletion(change.rights, "t", {0: 1}),
-        (topic_rights(DELETE),),
-        is_charged=False,
+        topic_rights(DELETE),
+    ),
+    "configs.is_shown": reading(
+        lambda ops, change, _: ops.configs.is_shown(change.rights, "t"),
+        topic_rights(DESCRIBE_CONFIGS),
+        denied=False,
+    ),
+    "configs.of_topic": reading(
+        lambda ops, change, _: ops.configs.of_topic(change.rights, "t"),
+        topic_rights(DESCRIBE_CONFIGS),
+    ),
+    "configs.defaults": reading(
+        lambda ops, change, _: ops.configs.defaults(change.rights),
+        cluster_right(DESCRIBE_CONFIGS),
     ),
     "configs.alter_topic": Operation(
         lambda ops, change, _: ops.configs.alter_topic(change, "t", texts("retention.ms")),
@@ -146,10 +230,9 @@ OPERATIONS = {
         lambda ops, change, _: ops.configs.alter_defaults(change, texts("log.retention.ms")),
         (cluster_right(ALTER_CONFIGS),),
     ),
-    "access.acls": Operation(
+    "access.acls": reading(
         lambda ops, change, _: ops.access.acls(change.rights, AclFilter()),
-        (cluster_right(DESCRIBE),),
-        is_charged=False,
+        cluster_right(DESCRIBE),
     ),
     "access.create_acls": Operation(
         lambda ops, change, _: ops.access.create_acls(
@@ -175,22 +258,84 @@ OPERATIONS = {
         lambda ops, change, _: ops.access.delete_quotas(change, "User:carol"),
         (cluster_right(ALTER_CONFIGS),),
     ),
+    "groups.is_shown": reading(
+        lambda ops, change, _: ops.groups.is_shown(change.rights, "g"),
+        group_right(DESCRIBE),
+        cluster_right(DESCRIBE),
+        denied=False,
+    ),
+    "groups.shown_subscription": reading(
+        lambda ops, change, _: ops.groups.shown_subscription(change.rights, MEMBER),
+        topic_rights(DESCRIBE),
+        denied=[],
+    ),
+    "groups.shown_partitions": reading(
+        lambda ops, change, topic: shown_partitions(ops, change.rights, topic),
+        topic_rights(DESCRIBE),
+        denied=[],
+    ),
+    "groups.committed_topics": reading(
+        lambda ops, change, _: ops.groups.committed_topics(change.rights, "g"),
+        topic_rights(DESCRIBE),
+        denied=[],
+    ),
+    "groups.committed_offset": reading(
+        lambda ops, change, _: ops.groups.committed_offset(
+            change.rights, "g", TopicPartition("t", 0)
+        ),
+        topic_rights(DESCRIBE),
+        denied=None,
+    ),
+    "groups.lags": reading(
+        lambda ops, change, _: total_lag(ops, change.rights), topic_rights(DESCRIBE), denied=0
+    ),
+    "groups.delete": Operation(
+        lambda ops, change, _: ops.groups.delete(change, "g"), (group_right(DELETE),)
+    ),
+    "groups.delete_offsets": Operation(
+        lambda ops, change, topic: ops.groups.delete_offsets(
+            change, "g", lambda: partitions_of_t(topic)
+        ),
+        (group_right(DELETE),),
+    ),
+    "groups.reset_offsets": Operation(
+        lambda ops, change, _: ops.groups.reset_offsets(change, "g", [], reset_to_one),
+        (group_right(READ) | topic_rights(READ),),
+    ),
+    "records.reserve_producer_id": reading(
+        lambda ops, change, _: ops.records.reserve_producer_id(change.rights),
+        topic_rights(WRITE),
+        cluster_right(IDEMPOTENT_WRITE),
+    ),
+    "records.check_transaction": reading(
+        lambda ops, change, _: ops.records.check_transaction(change.rights, ["new"], {"g": ["t"]}),
+        topic_rights(WRITE, name="new") | group_right(READ) | topic_rights(READ),
+    ),
+    "records.check_matched": reading(
+        lambda ops, change, _: ops.records.check_matched(change.rights, "t"), topic_rights(READ)
+    ),
 }
-READS = ("topics.of_id", "topics.planned_deletion", "access.acls")
+NAMES_OF = {TOPIC: ("t", "new"), GROUP: ("g",), CLUSTER: (CLUSTER_NAME,)}
 ALL = frozenset(
     (operation, kind, name)
-    for kind, names in ((TOPIC, ("t", "new")), (CLUSTER, (CLUSTER_NAME,)))
+    for kind, names in NAMES_OF.items()
     for operation in OPERATIONS_OF[kind]
     for name in names
 )
-STRANGER = frozenset((operation, TOPIC, "u") for operation in OPERATIONS_OF[TOPIC])
+STRANGER = frozenset(
+    (operation, kind, "u") for kind in (TOPIC, GROUP) for operation in OPERATIONS_OF[kind]
+)
+RIGHTS = {name: right for name, right in vars(declared_rights).items() if isinstance(right, Right)}
 
 
 async def broker_with_topic(store: MemoryStore) -> Broker:
-    """`t`-0 and -1, with two records in `t`-0; an ACL, a key and a principal with quotas."""
+    """Return a broker with two records in `t`-0, and a group, an ACL, a key and quotas."""
     broker = await opened(store, MANUAL)
     await broker.create_topic("t", 2, {})
     await append(broker, "a", "b")
+    offset = GroupOffset(broker.state.topic("t").topic_id, 0, 0)
+    commit = CommitOffsets("g", NO_GENERATION, [offset])
+    await broker.transact([], [commit], size=0, is_json=False)
     await broker.access.create_key("User:carol", key_id=KEY_ID)
     acl = Acl(TOPIC, "t", "LITERAL", "User:carol", "*", READ, "ALLOW")
     await broker.access.change(CreateAcls([acl]), SetQuotas("User:carol", {"request_rate": 5}))
@@ -202,29 +347,35 @@ def operations_on(broker: Broker) -> Operations:
 
 
 def fingerprint(broker: Broker) -> object:
-    """Configs and log starts of all topics, the defaults, and access."""
+    """Configs and log starts of all topics, the defaults, access, and the offsets of `g`."""
     topics = {
         name: (topic.configs, [partition.log_start_offset for partition in topic.partitions])
         for name, topic in broker.state.topics.items()
     }
     access = broker.state.access
     lists = [*access.acls], [*access.keys], dict(access.quotas)
-    return topics, dict(broker.state.defaults.values), lists
+    return topics, dict(broker.state.defaults.values), lists, broker.committed_offsets("g")
 
 
-async def outcome(name: str, broker: Broker, change: Change) -> LogError | None:
+async def outcome(name: str, broker: Broker, change: Change) -> object:
+    """Return the error of an operation, or its result."""
     try:
-        await OPERATIONS[name].call(operations_on(broker), change, broker.state.topic("t"))
+        result = OPERATIONS[name].call(operations_on(broker), change, broker.state.topic("t"))
+        return await result if inspect.isawaitable(result) else result
     except LogError as error:
         return error
-    return None
+
+
+def is_denied(name: str, result: object) -> bool:
+    denied = OPERATIONS[name].denied
+    return isinstance(result, denied) if isinstance(denied, type) else result == denied
 
 
 def test_every_operation_is_tried() -> None:
     names = {
         f"{part}.{name}"
         for part, kind in Operations.__annotations__.items()
-        for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_")
     }
     assert names == OPERATIONS.keys()
@@ -243,8 +394,7 @@ async def test_caller_without_right_changes_nothing_and_is_not_charged(name: str
         rights: list[CallerRights] = [GrantedRights(granted) for granted in principals]
         for caller in [NO_RIGHTS, *rights]:
             change = RecordedChange(caller)
-            error = await outcome(name, broker, change)
-            assert isinstance(error, UnknownTopic if name == "topics.of_id" else Forbidden)
+            assert is_denied(name, await outcome(name, broker, change))
             assert (change.charges, change.committed) == (0, [])
             assert fingerprint(broker) == before
 
@@ -257,10 +407,12 @@ async def test_each_sufficient_right_suffices(name: str) -> None:
         async with closing(broker):
             before = fingerprint(broker)
             change = RecordedChange(caller)
-            assert await outcome(name, broker, change) is None
+            result = await outcome(name, broker, change)
+            assert not isinstance(result, LogError)
+            assert not is_denied(name, result)
             assert change.charges == OPERATIONS[name].is_charged
             assert (fingerprint(broker) != before) == bool(change.committed)
-            assert bool(change.committed) == (name not in READS)
+            assert bool(change.committed) == OPERATIONS[name].commits
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if op.is_charged])
@@ -271,3 +423,20 @@ async def test_throttled_caller_changes_nothing(name: str) -> None:
         change = RecordedChange(ALL_RIGHTS, is_throttled=True)
         assert isinstance(await outcome(name, broker, change), QuotaExceeded)
         assert (fingerprint(broker), change.committed) == (before, [])
+
+
+@pytest.mark.parametrize("right", RIGHTS.values(), ids=RIGHTS)
+async def test_right_is_of_those_that_have_it(right: Right) -> None:
+    operation, kind = right
+    granted = GrantedRights(frozenset({(operation, kind, "n")}))
+    others = ALL | STRANGER - {(operation, kind, "u")}
+    for caller in (NO_RIGHTS, GrantedRights(others)):
+        assert not right.is_granted(caller, "n")
+        for check in (right.check(caller, "n"), right.check_all(caller, ["n"])):
+            with pytest.raises(Forbidden):
+                await check
+    for caller in (ALL_RIGHTS, granted):
+        assert right.is_granted(caller, "n")
+        await right.check_all(caller, ["n", "n"])
+    with pytest.raises(Forbidden):
+        await right.check_all(granted, ["n", "m"])
