@@ -5,7 +5,7 @@ begins.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden, forbidden
 from tidelog.service.slices import sliced
@@ -13,7 +13,8 @@ from tidelog.storage.core import acls
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC
 
 
-class Right(NamedTuple):
+@dataclass(frozen=True, slots=True)  # a produce or fetch request checks one for each partition
+class Right:
     """A right to do an operation of Kafka's on a resource of this type."""
 
     operation: str

@@ -427,7 +427,7 @@ async def test_throttled_caller_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("right", RIGHTS.values(), ids=RIGHTS)
 async def test_right_is_of_those_that_have_it(right: Right) -> None:
-    operation, kind = right
+    operation, kind = right.operation, right.resource_type
     granted = GrantedRights(frozenset({(operation, kind, "n")}))
     others = ALL | STRANGER - {(operation, kind, "u")}
     for caller in (NO_RIGHTS, GrantedRights(others)):
