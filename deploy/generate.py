@@ -184,11 +184,14 @@ def reference(document: dict[str, Any]) -> str:
 
 
 def _routes(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the first tag and the table's row of each route."""
+    """Yield the first tag and the table's row of each route.
+
+    The row has the route's text up to the first heading (`**...**`).
+    """
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             about = operation.get("summary", "").rstrip(".")
-            text = (operation.get("description") or about).strip().split("\n\n")[0]
+            text = (operation.get("description") or about).strip().split("\n\n**")[0]
             answers = ", ".join(sorted(operation["responses"]))
             row = _row(
                 f"`{method.upper()} {path}`", text, ", ".join(_parameters(operation)), answers

@@ -72,8 +72,10 @@ async def _sizes(log: Broker) -> _Sizes:
 
 
 class RatesNow(BaseModel):
-    """Rates per second, as averages over the last 15 to 20 s. The fields `ack_*` are quantiles of
-    the time from a produce request to its answer."""
+    """Rates per second, as averages over the last 15 to 20 s.
+
+    The fields `ack_*` are quantiles of the time from a produce request to its answer.
+    """
 
     records_in: float
     bytes_in: float
@@ -119,8 +121,10 @@ class GoneBroker(BaseModel):
 
 
 class History(BaseModel):
-    """Rates of all brokers together, with one value for each step, oldest first. Brokers that are
-    gone count as long as they were live."""
+    """Rates of all brokers together, with one value for each step, oldest first.
+
+    Brokers that are gone count as long as they were live.
+    """
 
     step_ms: int
     at_ms: list[int] = Field(description="the end of each step")
@@ -321,8 +325,10 @@ async def list_topic_summaries(
     empty: EmptyListing,
     page: WantedPage,
 ) -> Listing[TopicSummary]:
-    """List the topics that the caller may describe, with the sizes that are in the cluster's
-    state. The state does not have the size of a topic's table."""
+    """List the topics that the caller may describe, with the sizes that are in the cluster's state.
+
+    The state does not have the size of a topic's table.
+    """
     now_ms = log.clock.now_ms()
 
     def summary(name: str) -> TopicSummary | None:
@@ -381,8 +387,10 @@ async def get_topic_layout(
 
 
 async def list_topic_configs() -> list[ConfigDoc]:
-    """List every config that a topic takes, with its built-in default and its meaning. Then list
-    the defaults of the cluster that are for new topics alone."""
+    """List every config that a topic takes, with its built-in default and its meaning.
+
+    Then list the defaults of the cluster that are for new topics alone.
+    """
     names = {default: name for name, default in BROKER_NAMES.items()}
     return [
         ConfigDoc(

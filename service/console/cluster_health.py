@@ -47,8 +47,10 @@ class ProblemData(BaseModel):
 
 
 class BrokerHealth(BaseModel):
-    """A live broker. The fields from `version` on are the broker's own report, and null if it did
-    not answer."""
+    """A live broker.
+
+    The fields from `version` on are the broker's own report, and null if it did not answer.
+    """
 
     name: str
     address: str
@@ -62,8 +64,10 @@ class BrokerHealth(BaseModel):
 
 
 class StoreHealth(BaseModel):
-    """Requests to the store in the last minute, of all brokers that answered. Latencies are null if
-    there was none."""
+    """Requests to the store in the last minute, of all brokers that answered.
+
+    Latencies are null if there was none.
+    """
 
     requests: int
     failures: int
@@ -85,8 +89,10 @@ class TailsHealth(BaseModel):
 
 
 class MaintenanceHealth(BaseModel):
-    """The last run of a kind of maintenance, by a command or a broker. It is null if no run is
-    known."""
+    """The last run of a kind of maintenance, by a command or a broker.
+
+    It is null if no run is known.
+    """
 
     task: str
     since_success_s: float = Field(description="or since the cluster was created")

@@ -37,8 +37,11 @@ class GroupSummary(BaseModel):
 
 
 class GroupLagHistory(BaseModel):
-    """Lag of a group by topic. A value is null if, at that time, the group had no committed offset
-    and no reader in the topic, or this broker did not measure the lag."""
+    """Lag of a group by topic.
+
+    A value is null if, at that time, the group had no committed offset and no reader in the topic,
+    or this broker did not measure the lag.
+    """
 
     step_ms: int
     at_ms: list[int]

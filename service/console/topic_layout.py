@@ -54,9 +54,11 @@ class Compaction(BaseModel):
 
 
 class PartitionLayout(BaseModel):
-    """The layout of one partition. The table has the records of [log_start, sealed_end), and the
-    WAL has the records of [sealed_end, high_watermark). Records from hot_start on are also in this
-    broker's memory."""
+    """The layout of one partition.
+
+    The table has the records of [log_start, sealed_end), and the WAL has the records of
+    [sealed_end, high_watermark). Records from hot_start on are also in this broker's memory.
+    """
 
     partition_id: int
     log_start_offset: int
@@ -115,8 +117,11 @@ class TopicLayouts:
         return totals
 
     async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
-        """Return the layouts of these partitions of the topic. If the table is damaged, they have
-        no segments, and `error` has the reason. Raises Unavailable."""
+        """Return the layouts of these partitions of the topic.
+
+        If the table is damaged, they have no segments, and `error` has the reason. Raises
+        Unavailable.
+        """
         return [await self._partition(topic, number) async for number in sliced(numbers)]
 
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:

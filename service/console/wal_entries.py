@@ -48,8 +48,10 @@ class WalPage:
         self._known: OrderedDict[int, WalEntry] = OrderedDict()
 
     async def entries(self) -> list[WalEntry]:
-        """Return the newest entries, newest first. This takes one LIST, and one GET for each entry
-        that is not cached."""
+        """Return the newest entries, newest first.
+
+        This takes one LIST, and one GET for each entry that is not cached.
+        """
         after = max(self._log.state.seq - ENTRIES_SHOWN, 0)
         infos = await self._log.stored.list_entries(after)
         entries = []

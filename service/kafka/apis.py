@@ -106,9 +106,11 @@ def table(rows: Iterable[Api]) -> dict[int, Api]:
 
 
 def versions_answer(apis: Mapping[int, Api], *, is_known: bool) -> handshake.ApiVersionsResponse:
-    """Return the versions of all APIs. For a request of an unknown version, return the error and
-    only the versions of ApiVersions. With the whole list, a client would not send the request
-    again, and the broker would not get the name of the client's library.
+    """Return the versions of all APIs.
+
+    For a request of an unknown version, return the error and only the versions of ApiVersions. With
+    the whole list, a client would not send the request again, and the broker would not get the name
+    of the client's library.
 
     Produce is listed from version 0 on, because librdkafka needs that (KAFKA-18659).
     """

@@ -244,8 +244,11 @@ class KafkaAppend(Later):
         self._checked += 1
 
     def run(self, parts_max: int) -> int:
-        """Append the next batches, at most `parts_max`; return how many. Raises Throttled if the
-        write buffer of the log is full. The caller calls again, until `is_begun`."""
+        """Append the next batches, at most `parts_max`; return how many.
+
+        Raises Throttled if the write buffer of the log is full. The caller calls again, until
+        `is_begun`.
+        """
         return self._variables.run(self._run, parts_max)
 
     def _run(self, parts_max: int) -> int:
@@ -357,8 +360,10 @@ class KafkaAppend(Later):
         self._context.traffic.add_records_in(placed.count, part.records.nbytes, topic.name, KAFKA)
 
     def _begin(self, *, is_over: bool) -> None:
-        """Note whether each batch was appended or refused. Then answer, if no batch waits for its
-        commit, or if the client waits for none (acks=0)."""
+        """Note whether each batch was appended or refused.
+
+        Then answer, if no batch waits for its commit, or if the client waits for none (acks=0).
+        """
         self.is_begun = is_over
         if is_over and not (self._left and self.is_answered):
             self._answer()
@@ -376,8 +381,10 @@ class KafkaAppend(Later):
 
 
 class AppendQueue:
-    """The Produce requests of all connections whose batches are not appended. Owned by the event
-    loop."""
+    """The Produce requests of all connections whose batches are not appended.
+
+    Owned by the event loop.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context

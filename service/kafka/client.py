@@ -63,5 +63,7 @@ class EncodedAnswer(NamedTuple):
 
 
 class CloseConnection(Exception):
-    """The failure of a request that gets no answer (acks=0). The end of the connection shows the
-    failure to the client."""
+    """The failure of a request that gets no answer (acks=0).
+
+    The end of the connection shows the failure to the client.
+    """

@@ -64,8 +64,10 @@ class Context:
     async def encoded(
         self, rights: CallerRights, encode: Callable[[], Iterable[bytes | memoryview]]
     ) -> EncodedAnswer:
-        """Build a wide answer in a thread, in turns by principal. Its parts use many times the
-        memory of its bytes, so few are built at a time."""
+        """Build a wide answer in a thread, in turns by principal.
+
+        Its parts use many times the memory of its bytes, so few are built at a time.
+        """
         return EncodedAnswer([await self.threads.run(rights, 0, lambda: b"".join(encode()))])
 
     def failed(self, api: str, error: BaseException) -> None:
@@ -86,8 +88,10 @@ class Context:
         return self.refusal(api, code)
 
     def not_served(self, api: str, client: ApiClient, code: Code, why: str) -> Code:
-        """Count a request for a function that brokers do not have, and return the code. The first
-        such request of a client is logged."""
+        """Count a request for a function that brokers do not have, and return the code.
+
+        The first such request of a client is logged.
+        """
         self.warn(api, client, f"refused {api}: {why}")
         return self.refusal(api, code)
 
@@ -98,8 +102,10 @@ class Context:
     def no_transactions(
         self, api: str, client: ApiClient, code: Code, transactional_id: str
     ) -> Code:
-        """Count a request for a transactional id, and return the code. The first such request of a
-        client is logged."""
+        """Count a request for a transactional id, and return the code.
+
+        The first such request of a client is logged.
+        """
         name = transactional_id[:LOGGED_CHARS_MAX]
         return self.not_served(api, client, code, f"{TRANSACTIONS_NOT_SERVED} {name!r}")
 
@@ -123,8 +129,10 @@ class Context:
     async def right_refusal(
         self, api: str, client: ApiClient, right: Right, name: str = CLUSTER_NAME
     ) -> Code:
-        """Return the code if the client does not have the right to a resource, else NONE. Raises
-        Unauthenticated, which ends the connection."""
+        """Return the code if the client does not have the right to a resource, else NONE.
+
+        Raises Unauthenticated, which ends the connection.
+        """
         if right.is_granted(client.rights, name):
             return Code.NONE
         try:

@@ -71,8 +71,11 @@ def called(
     client: ApiClient,
     *more: object,
 ) -> Any:
-    """Call a handler of an API. Return what it returns, or the answer to its error of the log; for
-    an async function, return a coroutine that does the same. Raises Unauthenticated."""
+    """Call a handler of an API.
+
+    Return what it returns, or the answer to its error of the log; for an async function, return a
+    coroutine that does the same. Raises Unauthenticated.
+    """
     if api.is_async:
         return _awaited(context, api, serve, request, client, *more)
     try:
@@ -112,8 +115,11 @@ def kind_of(request: type[Message]) -> RequestKind:
 
 
 def refused(response: type[S], request: Any, version: int, code: Code) -> S:
-    """Return a response, or a part of one, with the code at each place for a code. `request` is the
-    request or the part of it that this part answers; a text or a number if it is only a name."""
+    """Return a response, or a part of one, with the code at each place for a code.
+
+    `request` is the request or the part of it that this part answers; a text or a number if it is
+    only a name.
+    """
     values: dict[str, object] = {}
     for member in members_of(response):
         if member.name == "error_code":

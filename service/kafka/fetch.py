@@ -121,10 +121,12 @@ class KafkaFetch:
         *,
         is_readable: bool,
     ) -> None:
-        """Store the answers in the session, or begin one if the client asks. A session has only
-        partitions that exist and that the client may read: with others, few bytes would ask for a
-        large answer again and again, without any right. So a session with such a partition ends
-        with this answer, and the client sends all its partitions each time."""
+        """Store the answers in the session, or begin one if the client asks.
+
+        A session has only partitions that exist and that the client may read: with others, few
+        bytes would ask for a large answer again and again, without any right. So a session with
+        such a partition ends with this answer, and the client sends all its partitions each time.
+        """
         now_s, by_id = asyncio.get_running_loop().time(), client.version >= FIRST_BY_ID
         if session is not None:
             session.remove_unchanged(response, is_full=False)
@@ -140,8 +142,10 @@ class KafkaFetch:
     async def _plan(
         self, topics: list[FetchTopic], client: ApiClient, response: FetchResponse
     ) -> list[_Wanted]:
-        """Put an empty answer for each partition into the response. Return the partitions to
-        read."""
+        """Put an empty answer for each partition into the response.
+
+        Return the partitions to read.
+        """
         context, by_id = self._context, client.version >= FIRST_BY_ID
         unread = Code.NONE
         if any(self._topic(fetch_topic, by_id) is None for fetch_topic in topics):
@@ -194,8 +198,9 @@ class KafkaFetch:
     async def _read(
         self, request: FetchRequest, wanted: list[_Wanted], share: Share, has_error: bool
     ) -> int:
-        """Read the partitions, or wait for `min_bytes` of records. If there is an error already, or
-        no partition, do not wait. Return the bytes of records.
+        """Read the partitions, or wait for `min_bytes` of records.
+
+        If there is an error already, or no partition, do not wait. Return the bytes of records.
 
         Before an answer without records, the view is refreshed: each record that was acked before
         the request came must be visible (I3). During the wait, the broker's poll or another request
@@ -263,8 +268,10 @@ class KafkaFetch:
         return not answer.error_code
 
     def _charge(self, wanted: list[_Wanted], client: ApiClient, size: int) -> None:
-        """Charge the bytes to the quota. Remove the records of topics that the client may no longer
-        read."""
+        """Charge the bytes to the quota.
+
+        Remove the records of topics that the client may no longer read.
+        """
         client.rights.check_valid()
         for wanted_partition in wanted:
             if not FETCH.is_granted(client.rights, wanted_partition.topic):
@@ -299,8 +306,11 @@ class _Reading:
         return max(most, 0)
 
     def take(self, size: int) -> bool:
-        """Count the bytes that were read. Return False if the answer has no room for them: only
-        its first batch may be larger than the bounds."""
+        """Count the bytes that were read.
+
+        Return False if the answer has no room for them: only its first batch may be larger than the
+        bounds.
+        """
         is_taken = size <= self._left or self.size == 0
         if is_taken:
             self.size += size

@@ -104,9 +104,11 @@ class FetchSession:
         return topics
 
     def remove_unchanged(self, response: FetchResponse, *, is_full: bool) -> None:
-        """Store the answers in the session. Unless `is_full`, remove the answers that the client
-        has. The next request reads a partition with records last, so that the other partitions get
-        room in an answer."""
+        """Store the answers in the session.
+
+        Unless `is_full`, remove the answers that the client has. The next request reads a partition
+        with records last, so that the other partitions get room in an answer.
+        """
         for topic in response.responses:
             changed = []
             for answer in topic.partitions:
@@ -171,8 +173,10 @@ class FetchSessions:
     def begin(
         self, request: FetchRequest, principal: str, now_s: float, *, is_by_id: bool
     ) -> FetchSession | None:
-        """Return a new session with the partitions of a request that asks for one. Return None if
-        the request does not ask, or if there is no room."""
+        """Return a new session with the partitions of a request that asks for one.
+
+        Return None if the request does not ask, or if there is no room.
+        """
         if request.session_epoch != BEGIN_EPOCH:
             return None
         session = FetchSession(self._next_id, principal, is_by_id=is_by_id)

@@ -64,8 +64,11 @@ class _Asked(NamedTuple):
     async def of(
         cls, topics: Iterable[messages.OffsetFetchRequestTopics | messages.OffsetFetchRequestTopic]
     ) -> list["_Asked"]:
-        """Return each partition once. A request may name it thousands of times, and the answer has
-        up to METADATA_BYTES_MAX bytes for each."""
+        """Return each partition once.
+
+        A request may name it thousands of times, and the answer has up to METADATA_BYTES_MAX bytes
+        for each.
+        """
         numbers_by_topic: dict[tuple[str, bytes], dict[int, None]] = {}
         async for topic in sliced(topics):
             key = topic.name, getattr(topic, "topic_id", ZERO_UUID)
@@ -117,10 +120,11 @@ class KafkaGroupOffsets:
     async def commit(
         self, request: messages.OffsetCommitRequest, client: ApiClient
     ) -> messages.OffsetCommitResponse:
-        """Answer OffsetCommit. One commit has all valid offsets, and deletes the offsets of
-        partitions that are reset. If a partition is named more than once, its last offset counts.
-        A commit that resets partitions is a mutation: if the quota is used up, it does nothing, and
-        clients repeat it.
+        """Answer OffsetCommit.
+
+        One commit has all valid offsets, and deletes the offsets of partitions that are reset. If a
+        partition is named more than once, its last offset counts. A commit that resets partitions
+        is a mutation: if the quota is used up, it does nothing, and clients repeat it.
         """
         api, context = "OffsetCommit", self._context
         refusal = await context.group_refusal(api, client, JOIN_GROUP, request.group_id)
@@ -218,8 +222,10 @@ class KafkaGroupOffsets:
         topic: Topic | None,
         partition: messages.OffsetCommitRequestPartition,
     ) -> Code:
-        """Add the offset to `valid`, or None if it is one of `RESETS`. If the offset cannot be
-        committed, return the code."""
+        """Add the offset to `valid`, or None if it is one of `RESETS`.
+
+        If the offset cannot be committed, return the code.
+        """
         if topic is None or not 0 <= partition.partition_index < len(topic.partitions):
             return self._context.refusal("OffsetCommit", Code.UNKNOWN_TOPIC_OR_PARTITION)
         place = TopicIdPartition(topic.topic_id, partition.partition_index)
@@ -387,9 +393,11 @@ class KafkaGroupOffsets:
         return messages.OffsetDeleteResponseTopic(name=name, partitions=answers)
 
     def _subscribed(self, group_id: str) -> set[str] | None:
-        """Return the topics to which the members of a group subscribe. If a member's metadata does
-        not decode, return None: then each topic counts as subscribed. Raises ChangeRefused if no
-        offset of the group can be deleted, and UnknownGroup."""
+        """Return the topics to which the members of a group subscribe.
+
+        If a member's metadata does not decode, return None: then each topic counts as subscribed.
+        Raises ChangeRefused if no offset of the group can be deleted, and UnknownGroup.
+        """
         if not self._groups.is_coordinator(group_id):
             raise ChangeRefused(Code.NOT_COORDINATOR, "ask the coordinator")
         state = self._broker.state

@@ -95,9 +95,12 @@ class Groups:
     def heartbeat_of_consumer(
         self, request: messages.ConsumerGroupHeartbeatRequest, client: ApiClient
     ) -> messages.ConsumerGroupHeartbeatResponse:
-        """Refuse ConsumerGroupHeartbeat. Without this API in the list of APIs, librdkafka would
-        look for a coordinator again and again. The code is fatal for it and for Java, whose text
-        names `group.protocol=classic`; franz-go then uses the classic protocol."""
+        """Refuse ConsumerGroupHeartbeat.
+
+        Without this API in the list of APIs, librdkafka would look for a coordinator again and
+        again. The code is fatal for it and for Java, whose text names `group.protocol=classic`;
+        franz-go then uses the classic protocol.
+        """
         api, code = "ConsumerGroupHeartbeat", Code.UNSUPPORTED_VERSION
         return messages.ConsumerGroupHeartbeatResponse(
             throttle_time_ms=0,
@@ -265,8 +268,11 @@ class Groups:
     async def describe(
         self, request: messages.DescribeGroupsRequest, client: ApiClient
     ) -> messages.DescribeGroupsResponse | EncodedAnswer:
-        """Answer DescribeGroups. Groups that would make the answer too large have an error: a
-        request of a few bytes may name groups of many megabytes."""
+        """Answer DescribeGroups.
+
+        Groups that would make the answer too large have an error: a request of a few bytes may name
+        groups of many megabytes.
+        """
         groups: list[messages.DescribedGroup] = []
         left = DESCRIBED_BYTES_MAX
         async for group_id in sliced([*dict.fromkeys(request.groups)][:GROUPS_MAX]):

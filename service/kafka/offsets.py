@@ -116,7 +116,9 @@ class KafkaOffsets:
 
     async def _find(self, topic: Topic, number: int, timestamp: int) -> tuple[int, int]:
         """Return the offset for a time or a special timestamp, and the timestamp of its record.
-        Each is -1 if there is none."""
+
+        Each is -1 if there is none.
+        """
         partition = topic.partitions[number]
         match timestamp:
             case -1:

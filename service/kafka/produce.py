@@ -57,8 +57,10 @@ class KafkaProduce:
         )
 
     def produce(self, request: ProduceRequest, client: ApiClient) -> ProduceResponse | Later:
-        """Append the batches of a request. Raises CloseConnection for a refused request without an
-        answer (acks=0)."""
+        """Append the batches of a request.
+
+        Raises CloseConnection for a refused request without an answer (acks=0).
+        """
         wait_s = min(max(request.timeout_ms / 1000, 0.0), WAIT_S_MAX)
         append = KafkaAppend(self._context, request, client, self._loop.time() + wait_s)
         if request.acks not in ACKS:
@@ -98,8 +100,10 @@ class KafkaProduce:
         return topics
 
     async def _prepare(self, append: KafkaAppend, request: ProduceRequest, topics: int) -> None:
-        """Admit the topics behind the first `topics`, and check in threads what takes long. If all
-        are admitted, the caller knows that the check takes long."""
+        """Admit the topics behind the first `topics`, and check in threads what takes long.
+
+        If all are admitted, the caller knows that the check takes long.
+        """
         if topics < len(request.topic_data):
             await self._admit(request.topic_data[topics:], append)
             if append.check_inline():
@@ -133,8 +137,10 @@ class KafkaProduce:
             append.admit_known(data)
 
     def _prepared(self, append: KafkaAppend, task: "asyncio.Task[None]") -> None:
-        """Queue a request, or refuse it after an error. Then the next request of its connection may
-        begin."""
+        """Queue a request, or refuse it after an error.
+
+        Then the next request of its connection may begin.
+        """
         error = Unavailable("the broker stops") if task.cancelled() else task.exception()
         if error is None:
             self._queue.add(append)

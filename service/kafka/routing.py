@@ -91,8 +91,10 @@ def zone_of(client_id: str) -> str:
 
 
 def nodes_of(me: KafkaNode, started_ms: int, peers: Sequence[Member]) -> list[KafkaNode]:
-    """Return the live brokers that Kafka clients can use, by node id. Of two brokers with the same
-    node id, the one that started first is named."""
+    """Return the live brokers that Kafka clients can use, by node id.
+
+    Of two brokers with the same node id, the one that started first is named.
+    """
     nodes = {me.node_id: (started_ms, me)}
     for peer in peers:
         for listener in peer.kafka[:1]:
@@ -104,8 +106,10 @@ def nodes_of(me: KafkaNode, started_ms: int, peers: Sequence[Member]) -> list[Ka
 
 
 class Routing:
-    """The APIs of metadata. One per listener. `listener` has the address that clients of this
-    broker use."""
+    """The APIs of metadata.
+
+    One per listener. `listener` has the address that clients of this broker use.
+    """
 
     def __init__(self, context: Context, listener: KafkaListener) -> None:
         self._context = context
@@ -136,8 +140,10 @@ class Routing:
         )
 
     def nodes(self) -> list[KafkaNode]:
-        """Return the live brokers, by node id. A broker that drains names only the others, if there
-        are others."""
+        """Return the live brokers, by node id.
+
+        A broker that drains names only the others, if there are others.
+        """
         me, peers, _, _ = self._broker.members()
         is_draining = self._context.is_draining
         seen = (is_draining, *(peer.id for peer in peers))
@@ -263,9 +269,12 @@ class Routing:
         client: ApiClient,
         unread: Code,
     ) -> Topic | MetadataResponseTopic:
-        """Return the topic, or the answer with the error. Create a missing topic if the request and
-        `auto.create.topics.enable` allow it. `unread` is the error of the store that keeps this
-        broker from the knowledge whether the topic exists, if there is one."""
+        """Return the topic, or the answer with the error.
+
+        Create a missing topic if the request and `auto.create.topics.enable` allow it. `unread` is
+        the error of the store that keeps this broker from the knowledge whether the topic exists,
+        if there is one.
+        """
         context, state, rights, name = self._context, self._broker.state, client.rights, named.name
         if name is None:
             topic = state.topic_of_id(named.topic_id.hex())
@@ -475,10 +484,12 @@ class Routing:
 
 
 def _transactions_code(version: int) -> Code:
-    """Return the code of FindCoordinator for a transactional id. Each client has one that ends it
-    at once. Java, which sends version 4 or later, shows the text beside every code but
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED; librdkafka, which sends earlier versions, asks again
-    after every other code, and shows the text beside this one."""
+    """Return the code of FindCoordinator for a transactional id.
+
+    Each client has one that ends it at once. Java, which sends version 4 or later, shows the text
+    beside every code but TRANSACTIONAL_ID_AUTHORIZATION_FAILED; librdkafka, which sends earlier
+    versions, asks again after every other code, and shows the text beside this one.
+    """
     if version >= FIRST_WITH_COORDINATORS:
         return Code.UNSUPPORTED_VERSION
     return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

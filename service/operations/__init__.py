@@ -1,7 +1,9 @@
-"""Requests to a broker, in no protocol. The routes of REST and the handlers of Kafka parse a
-request, call an operation, and render its result. An operation checks the caller's rights, charges
-the change, reads the state that is fresh enough (I3), and waits for the commit within a bound. It
-raises a `LogError`, which each protocol has a table for.
+"""Requests to a broker, in no protocol.
+
+The routes of REST and the handlers of Kafka parse a request, call an operation, and render its
+result. An operation checks the caller's rights, charges the change, reads the state that is fresh
+enough (I3), and waits for the commit within a bound. It raises a `LogError`, which each protocol
+has a table for.
 
 Nothing else decides about a right, but the router, by the declared access of a route. `rights` has
 each right that an operation needs. A plain function `is_shown`, `shown` or `shown_...` answers what

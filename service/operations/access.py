@@ -1,5 +1,7 @@
-"""Operations on access: ACLs, keys and quotas. Each change adds a line about it to the audit log
-and to the log of access."""
+"""Operations on access: ACLs, keys and quotas.
+
+Each change adds a line about it to the audit log and to the log of access.
+"""
 
 import hashlib
 
@@ -36,15 +38,19 @@ class AccessOperations:
         return await self._matching(wanted)
 
     async def create_acls(self, change: Change, acls: list[Acl]) -> None:
-        """Create ACLs, all or none. Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors
-        of a commit."""
+        """Create ACLs, all or none.
+
+        Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors of a commit.
+        """
         await begin(self._broker, change, ALTER_ACCESS)
         await change.commit("ACLs", self._broker.access.change(CreateAcls(acls)))
         await _note_acls(change.rights, "added", acls)
 
     async def delete_acls(self, change: Change, wanted: AclFilter) -> list[Acl]:
-        """Delete the ACLs that match a filter, and return them. Raises Forbidden, QuotaExceeded,
-        and the errors of a commit."""
+        """Delete the ACLs that match a filter, and return them.
+
+        Raises Forbidden, QuotaExceeded, and the errors of a commit.
+        """
         await begin(self._broker, change, ALTER_ACCESS)
         acls = await self._matching(wanted)
         if acls:
@@ -61,9 +67,11 @@ class AccessOperations:
     async def create_key(
         self, change: Change, principal: str, ttl_s: int | None, text: str, repeat_key: str | None
     ) -> tuple[Key, str]:
-        """Create a key of a principal; return it with its secret. `text` is its note. A request
-        with the same `repeat_key` within REPEAT_MS_MAX replaces the key of the first one. Raises
-        Forbidden, QuotaExceeded, InvalidRequest, IdempotencyMismatch, and the errors of a commit.
+        """Create a key of a principal; return it with its secret.
+
+        `text` is its note. A request with the same `repeat_key` within REPEAT_MS_MAX replaces the
+        key of the first one. Raises Forbidden, QuotaExceeded, InvalidRequest, IdempotencyMismatch,
+        and the errors of a commit.
         """
         await begin(self._broker, change, ALTER_ACCESS)
         rights, now_ms = change.rights, self._broker.clock.now_ms()
@@ -86,8 +94,11 @@ class AccessOperations:
         return key, secret
 
     async def delete_key(self, change: Change, key_id: str) -> Key | None:
-        """Delete a key and its sessions. Return the key, or None if there is no such key. Raises
-        Forbidden, QuotaExceeded, and the errors of a commit."""
+        """Delete a key and its sessions.
+
+        Return the key, or None if there is no such key. Raises Forbidden, QuotaExceeded, and the
+        errors of a commit.
+        """
         await begin(self._broker, change, ALTER_ACCESS)
         key = self._broker.state.access.keys.get(key_id)
         if key is not None:
@@ -100,16 +111,21 @@ class AccessOperations:
     async def set_quotas(
         self, change: Change, principal: str, quotas: dict[str, int | None]
     ) -> dict[str, int]:
-        """Set quotas of a principal, None to remove one. Return its quotas. Raises Forbidden,
-        QuotaExceeded, InvalidRequest, and the errors of a commit."""
+        """Set quotas of a principal, None to remove one.
+
+        Return its quotas. Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors of a
+        commit.
+        """
         await begin(self._broker, change, ALTER_DEFAULTS)
         await change.commit(principal, self._broker.access.change(SetQuotas(principal, quotas)))
         note("%s set quotas of %s: %s", change.rights.principal, principal, quotas)
         return self._broker.state.access.quotas.get(principal, {})
 
     async def delete_quotas(self, change: Change, principal: str) -> bool:
-        """Remove the quotas of a principal. Return whether it had any. Raises Forbidden,
-        QuotaExceeded, and the errors of a commit."""
+        """Remove the quotas of a principal.
+
+        Return whether it had any. Raises Forbidden, QuotaExceeded, and the errors of a commit.
+        """
         await begin(self._broker, change, ALTER_DEFAULTS)
         quotas = self._broker.state.access.quotas.get(principal)
         if quotas is None:

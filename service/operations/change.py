@@ -24,18 +24,24 @@ R = TypeVar("R")
 
 class Change(Protocol):
     """A request that changes the cluster: its caller, and how its protocol charges and audits it.
-    A request of Kafka has many changes, and each of them is charged and audited by itself."""
+
+    A request of Kafka has many changes, and each of them is charged and audited by itself.
+    """
 
     @property
     def rights(self) -> CallerRights: ...
 
     def charge(self) -> None:
-        """Charge one change to the caller's quota. Raises QuotaExceeded. Call it after the check of
-        rights."""
+        """Charge one change to the caller's quota.
+
+        Raises QuotaExceeded. Call it after the check of rights.
+        """
 
     async def commit(self, name: str, change: Coroutine[Any, Any, T]) -> T:
-        """Wait for the commit of a change of `name`, as `decided`, and write an audit line. **On a
-        crash** before the line, the line is missing, but the change may be in the WAL."""
+        """Wait for the commit of a change of `name`, as `decided`, and write an audit line.
+
+        **On a crash** before the line, the line is missing, but the change may be in the WAL.
+        """
 
 
 def no_line(_name: str, _status: int) -> None:
@@ -43,9 +49,12 @@ def no_line(_name: str, _status: int) -> None:
 
 
 class HttpChange(NamedTuple):
-    """The change of a REST request, which the router has charged. The router also writes the audit
-    line of a request that changes the cluster, after its response. A request for records may create
-    a topic: then `audit` writes a line about the name of the topic and a status."""
+    """The change of a REST request, which the router has charged.
+
+    The router also writes the audit line of a request that changes the cluster, after its response.
+    A request for records may create a topic: then `audit` writes a line about the name of the topic
+    and a status.
+    """
 
     rights: CallerRights
     audit: Callable[[str, int], None] = no_line
@@ -79,8 +88,10 @@ async def begin_checked(
 
 
 async def audited(change: Coroutine[Any, Any, T], write_line: Callable[[bool], None]) -> T:
-    """Wait for a change, as `decided`. Write an audit line, with True if the change is done, and
-    with False if its outcome is unknown."""
+    """Wait for a change, as `decided`.
+
+    Write an audit line, with True if the change is done, and with False if its outcome is unknown.
+    """
     try:
         result = await decided(change)
     except CommitUnknown:
@@ -91,8 +102,10 @@ async def audited(change: Coroutine[Any, Any, T], write_line: Callable[[bool], N
 
 
 async def for_each(items: Sequence[T], serve: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
-    """Serve the items of a request, up to CHANGES_AT_ONCE at a time. Return the results in the
-    order of the items."""
+    """Serve the items of a request, up to CHANGES_AT_ONCE at a time.
+
+    Return the results in the order of the items.
+    """
     results: list[R] = []
     for start in range(0, len(items), CHANGES_AT_ONCE):
         results += await asyncio.gather(*map(serve, items[start : start + CHANGES_AT_ONCE]))

@@ -1,5 +1,7 @@
-"""Operations on the configs of topics, and on the cluster's defaults of them. A change is one
-action of the log, so several configs change together or not at all (I4)."""
+"""Operations on the configs of topics, and on the cluster's defaults of them.
+
+A change is one action of the log, so several configs change together or not at all (I4).
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
@@ -32,8 +34,10 @@ class ConfigOperations:
         return DESCRIBE_CONFIGS.is_granted(rights, topic)
 
     async def of_topic(self, rights: CallerRights, name: str) -> Topic:
-        """Return a topic whose configs the caller may describe, as the view has it. Raises
-        Forbidden, UnknownTopic."""
+        """Return a topic whose configs the caller may describe, as the view has it.
+
+        Raises Forbidden, UnknownTopic.
+        """
         await DESCRIBE_CONFIGS.check(rights, name)
         return self._broker.state.topic(name)
 
@@ -50,9 +54,11 @@ class ConfigOperations:
         *,
         validate_only: bool = False,
     ) -> ConfigTexts:
-        """Set and reset configs of a topic. `texts_of` gets the newest state of the topic. Return
-        what was changed. Raises Forbidden, QuotaExceeded, UnknownTopic, InvalidConfig, the errors
-        of `texts_of`, and those of a commit."""
+        """Set and reset configs of a topic.
+
+        `texts_of` gets the newest state of the topic. Return what was changed. Raises Forbidden,
+        QuotaExceeded, UnknownTopic, InvalidConfig, the errors of `texts_of`, and those of a commit.
+        """
         await begin(self._broker, change, ALTER_CONFIGS, name)
         state = self._broker.state
         wanted = await texts_of(state.topic(name))
@@ -68,8 +74,10 @@ class ConfigOperations:
         *,
         validate_only: bool = False,
     ) -> ConfigTexts:
-        """Set and remove defaults of the cluster, by Kafka's names for configs of brokers. The rest
-        is as in `alter_topic`."""
+        """Set and remove defaults of the cluster, by Kafka's names for configs of brokers.
+
+        The rest is as in `alter_topic`.
+        """
         await begin(self._broker, change, ALTER_DEFAULTS)
         state = self._broker.state
         wanted = await texts_of(state.defaults)

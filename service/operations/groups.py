@@ -51,8 +51,10 @@ class GroupOperations:
     # -- what a caller may describe, as the view has it
 
     def is_shown(self, rights: CallerRights, group_id: str) -> bool:
-        """Whether the caller may describe a group. As in Kafka, the right to describe the cluster
-        covers all groups."""
+        """Whether the caller may describe a group.
+
+        As in Kafka, the right to describe the cluster covers all groups.
+        """
         return DESCRIBE_CLUSTER.is_granted(rights) or DESCRIBE_GROUP.is_granted(rights, group_id)
 
     def shown_subscription(self, rights: CallerRights, member: GroupMember) -> list[str]:
@@ -84,8 +86,10 @@ class GroupOperations:
     def committed_offset(
         self, rights: CallerRights, group_id: str, partition: TopicPartition
     ) -> CommittedOffset | None:
-        """Return the group's committed offset in a partition. If there is none, or the caller may
-        not describe the topic, return None."""
+        """Return the group's committed offset in a partition.
+
+        If there is none, or the caller may not describe the topic, return None.
+        """
         state = self._broker.state
         topic = state.topics.get(partition.topic)
         if topic is None or not DESCRIBE_TOPIC.is_granted(rights, topic.name):
@@ -107,8 +111,10 @@ class GroupOperations:
     # -- changes
 
     async def delete(self, change: Change, group_id: str) -> None:
-        """Delete a group and its committed offsets. Raises Forbidden, QuotaExceeded, UnknownGroup,
-        GroupNotEmpty, and the errors of a commit."""
+        """Delete a group and its committed offsets.
+
+        Raises Forbidden, QuotaExceeded, UnknownGroup, GroupNotEmpty, and the errors of a commit.
+        """
         await begin(self._broker, change, DELETE_GROUP, group_id)
         if not self._exists(group_id):
             raise UnknownGroup(group_id)
@@ -121,7 +127,9 @@ class GroupOperations:
         partitions_of: Callable[[], Awaitable[Sequence[TopicIdPartition]]],
     ) -> None:
         """Delete the committed offsets of the partitions that `partitions_of` returns, all or none.
-        Raises Forbidden, QuotaExceeded, the errors of `partitions_of`, and those of a commit."""
+
+        Raises Forbidden, QuotaExceeded, the errors of `partitions_of`, and those of a commit.
+        """
         await begin(self._broker, change, DELETE_GROUP, group_id)
         partitions = list(await partitions_of())
         if partitions:
@@ -137,10 +145,12 @@ class GroupOperations:
         *,
         validate_only: bool = False,
     ) -> dict[TopicPartition, int]:
-        """Commit offsets of a group without active members, all or none. `topics` are those that
-        the request names. `reset_of` returns the partitions, and the function for their offsets.
-        Return the new offsets. Raises Forbidden, QuotaExceeded, InvalidRequest, GroupNotEmpty, the
-        errors of the two functions, and those of a commit."""
+        """Commit offsets of a group without active members, all or none.
+
+        `topics` are those that the request names. `reset_of` returns the partitions, and the
+        function for their offsets. Return the new offsets. Raises Forbidden, QuotaExceeded,
+        InvalidRequest, GroupNotEmpty, the errors of the two functions, and those of a commit.
+        """
         await begin(self._broker, change, JOIN_GROUP, group_id)
         self._check_reset(group_id)
         await FETCH.check_all(change.rights, topics)

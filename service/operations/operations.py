@@ -22,8 +22,11 @@ class Operations(NamedTuple):
 
     @classmethod
     def of(cls, broker: Broker, topic_defaults: Mapping[str, str]) -> "Operations":
-        """Return the operations of a broker. `topic_defaults` are those that the broker's
-        settings give (`RequestSettings.topic_defaults`)."""
+        """Return the operations of a broker.
+
+        `topic_defaults` are those that the broker's settings give
+        (`RequestSettings.topic_defaults`).
+        """
         return cls(
             TopicOperations(broker, topic_defaults),
             ConfigOperations(broker),

@@ -25,8 +25,11 @@ class RecordOperations:
         self._broker = broker
 
     async def reserve_producer_id(self, rights: CallerRights) -> int:
-        """Return a new id of an idempotent producer. As in Kafka, the right to write to at least
-        one topic implies idempotent writes. Raises Forbidden, and the errors of a commit."""
+        """Return a new id of an idempotent producer.
+
+        As in Kafka, the right to write to at least one topic implies idempotent writes. Raises
+        Forbidden, and the errors of a commit.
+        """
         if not await self._may_produce(rights):
             await PRODUCE_IDEMPOTENTLY.check(rights)
         return await self._broker.kafka.reserve_producer_id()
@@ -46,7 +49,9 @@ class RecordOperations:
 
     async def check_matched(self, rights: CallerRights, topic: str) -> None:
         """Raise Forbidden unless the caller may read the topic, which a pattern may have matched.
-        The message names the topic only if the caller may describe it."""
+
+        The message names the topic only if the caller may describe it.
+        """
         if DESCRIBE_TOPIC.is_granted(rights, topic):
             await FETCH.check(rights, topic)
         elif not FETCH.is_granted(rights, topic):

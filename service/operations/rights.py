@@ -25,8 +25,10 @@ class Right:
         return rights is ALL_RIGHTS or rights.may(self.operation, self.resource_type, name)
 
     async def check(self, rights: CallerRights, name: str = CLUSTER_NAME) -> None:
-        """Raise Forbidden unless the caller has the right, also after a refresh of the view. If the
-        caller's key was revoked, raise Unauthenticated."""
+        """Raise Forbidden unless the caller has the right, also after a refresh of the view.
+
+        If the caller's key was revoked, raise Unauthenticated.
+        """
         if not self.is_granted(rights, name):
             await rights.check(self.operation, self.resource_type, name)
 

@@ -34,8 +34,11 @@ END = -1
 
 
 class NewTopic(NamedTuple):
-    """A topic to create. If `partitions` is None, it gets the default number. `assigned` are the
-    partitions that the request assigns to brokers."""
+    """A topic to create.
+
+    If `partitions` is None, it gets the default number. `assigned` are the partitions that the
+    request assigns to brokers.
+    """
 
     partitions: int | None
     configs: Mapping[str, str]
@@ -62,8 +65,11 @@ class UnknownTopicId(UnknownTopic):
 
 
 class TopicOperations:
-    """Stateless. `topic_defaults` are the defaults that the broker's settings give
-    (`RequestSettings.topic_defaults`)."""
+    """Stateless.
+
+    `topic_defaults` are the defaults that the broker's settings give
+    (`RequestSettings.topic_defaults`).
+    """
 
     def __init__(self, broker: Broker, topic_defaults: Mapping[str, str]) -> None:
         self._broker = broker
@@ -86,8 +92,10 @@ class TopicOperations:
         return [topic async for topic in topics if self.is_shown(rights, topic.name)]
 
     async def of_id(self, rights: CallerRights, topic_id: str) -> Topic:
-        """Return the topic of an id. Raises UnknownTopicId also if the caller may not describe the
-        topic."""
+        """Return the topic of an id.
+
+        Raises UnknownTopicId also if the caller may not describe the topic.
+        """
         if self._broker.state.topic_of_id(topic_id) is None:
             await self._broker.refresh()
         topic = self._broker.state.topic_of_id(topic_id)
@@ -121,8 +129,10 @@ class TopicOperations:
 
     async def create_on_demand(self, change: Change, name: str) -> Topic:
         """Create a topic that a client writes to or looks up, if `auto.create.topics.enable` is on.
+
         The caller has read the newest state, which has no such topic. Raises UnknownTopic if it is
-        off, Forbidden, and the errors of a commit. Another client may create the same topic."""
+        off, Forbidden, and the errors of a commit. Another client may create the same topic.
+        """
         defaults = self._broker.state.defaults
         if not defaults.is_auto_create(self._topic_defaults[AUTO_CREATE] == "true"):
             raise UnknownTopic(name)
@@ -136,8 +146,11 @@ class TopicOperations:
         return topic
 
     async def delete(self, change: Change, name: str, topic_id: str = "") -> Topic:
-        """Delete the topic of this name, and of this id if one is given. Return the topic. Raises
-        Forbidden, QuotaExceeded, UnknownTopic, UnknownTopicId, and the errors of a commit."""
+        """Delete the topic of this name, and of this id if one is given.
+
+        Return the topic. Raises Forbidden, QuotaExceeded, UnknownTopic, UnknownTopicId, and the
+        errors of a commit.
+        """
         await begin(self._broker, change, DELETE_TOPIC, name)
         topic = self._broker.state.topics.get(name)
         if topic_id and (topic is None or topic.topic_id != topic_id):
@@ -156,9 +169,12 @@ class TopicOperations:
         assigned: int | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Grow a topic to `count` partitions. `assigned` is the number of new partitions that the
-        request assigns to brokers. Raises Forbidden, QuotaExceeded, UnknownTopic,
-        InvalidPartitions, InvalidAssignment, and the errors of a commit."""
+        """Grow a topic to `count` partitions.
+
+        `assigned` is the number of new partitions that the request assigns to brokers. Raises
+        Forbidden, QuotaExceeded, UnknownTopic, InvalidPartitions, InvalidAssignment, and the errors
+        of a commit.
+        """
         await begin(self._broker, change, ALTER_TOPIC, name)
         current = len(self._broker.state.topic(name).partitions)
         if count == current:
@@ -177,17 +193,21 @@ class TopicOperations:
     async def delete_records(
         self, change: Change, name: str, offsets: Sequence[tuple[int, int]]
     ) -> list[LogStartMove | LogError]:
-        """Move the log start of each partition up to an offset, END for the end. Return the log
-        start or the error, in the order of `offsets`. Raises Forbidden, QuotaExceeded,
-        Unavailable."""
+        """Move the log start of each partition up to an offset, END for the end.
+
+        Return the log start or the error, in the order of `offsets`. Raises Forbidden,
+        QuotaExceeded, Unavailable.
+        """
         await begin(self._broker, change, DELETE_TOPIC, name)
         return await for_each(offsets, lambda pair: self._move(change, name, *pair))
 
     async def planned_deletion(
         self, rights: CallerRights, name: str, offsets: Mapping[int, int]
     ) -> dict[int, LogStartMove]:
-        """Return what `delete_records` would do now. Raises Forbidden, UnknownTopic,
-        UnknownPartition, OffsetOutOfRange."""
+        """Return what `delete_records` would do now.
+
+        Raises Forbidden, UnknownTopic, UnknownPartition, OffsetOutOfRange.
+        """
         await DELETE_TOPIC.check(rights, name)
         await self._broker.refresh()
         moves: dict[int, LogStartMove] = {}

@@ -135,9 +135,11 @@ async def deletion_filter(
     principal: Annotated[str | None, Query(description="absent: any")] = None,
     host: Annotated[str | None, Query(description="absent: any")] = None,
 ) -> AclFilter:
-    """Return the filter of a deletion. As in Confluent's API, four parameters have no default. An
-    empty `resource_name`, `principal` or `host` is an error, because it usually comes from an unset
-    variable of a script."""
+    """Return the filter of a deletion.
+
+    As in Confluent's API, four parameters have no default. An empty `resource_name`, `principal` or
+    `host` is an error, because it usually comes from an unset variable of a script.
+    """
     names = {"resource_name": resource_name, "principal": principal, "host": host}
     for name, text in names.items():
         if text == "":
@@ -201,8 +203,11 @@ async def delete_acls(
     change: CallerChange,
     make: Resources,
 ) -> DeletedAcls:
-    """Delete the ACLs that match a filter. `resource_type`, `pattern_type`, `operation` and
-    `permission` are required: without one of them, the response is 400. Each may be ANY."""
+    """Delete the ACLs that match a filter.
+
+    `resource_type`, `pattern_type`, `operation` and `permission` are required: without one of them,
+    the response is 400. Each may be ANY.
+    """
     keys = await _in_order(await operations.access.delete_acls(change, wanted))
     deleted: DeletedAcls = await answer_page(
         WHOLE, DeletedAcls(data=[]), keys, lambda key: _resource(make, key)

@@ -62,8 +62,11 @@ async def get_cluster(make: Resources) -> ClusterData:
 
 
 async def list_brokers(request: Request, make: Resources, page: WantedPage) -> BrokerList:
-    """The live brokers. The broker that answers always has id 1 in its answer. To clients, broker 1
-    leads all partitions, because any broker serves any request."""
+    """The live brokers.
+
+    The broker that answers always has id 1 in its answer. To clients, broker 1 leads all
+    partitions, because any broker serves any request.
+    """
     others = {member.number: member for member in broker_log(request).members().peers}
     numbers = await in_order({BROKER_ID, *others}, page.key(int))
     response: BrokerList = await answer_page(
@@ -88,8 +91,10 @@ async def list_broker_replicas(
     rights: Rights,
     page: WantedPage,
 ) -> ReplicaList:
-    """For broker 1, all partitions that the caller may describe. For other brokers, an empty
-    list."""
+    """For broker 1, all partitions that the caller may describe.
+
+    For other brokers, an empty list.
+    """
     metadata = make.listed("brokers", broker_number(member), "partition-replicas")
 
     def numbers_of(topic: Topic) -> range | None:

@@ -100,8 +100,10 @@ async def list_all_configs(
 async def list_default_configs(
     topic_name: TopicName, log: FreshLog, make: Resources
 ) -> TopicConfigList:
-    """The default value of every config: the cluster's, else the built-in one. The topic need not
-    exist."""
+    """The default value of every config: the cluster's, else the built-in one.
+
+    The topic need not exist.
+    """
     metadata = make.listed("topics", topic_name, "default-configs")
     return TopicConfigList(metadata=metadata, data=make.configs(topic_name, {}, log.state.defaults))
 
@@ -186,8 +188,11 @@ def changed_texts(requested: list[ConfigChange]) -> dict[str, str | None]:
 async def list_cluster_configs(
     request: Request, log: FreshLog, make: Resources
 ) -> ClusterConfigList:
-    """Every default of the cluster, with its value in effect and the source. If the cluster does
-    not set a default, the source is a setting of this broker, or the built-in default."""
+    """Every default of the cluster, with its value in effect and the source.
+
+    If the cluster does not set a default, the source is a setting of this broker, or the built-in
+    default.
+    """
     return ClusterConfigList(
         metadata=make.listed("broker-configs"),
         data=[make.cluster_config(name, _values(request, log, name)) for name in sorted(DEFAULTS)],
@@ -243,8 +248,10 @@ async def _alter_defaults(
 def _values(
     request: Request, log: Broker, name: str, member: Member | None = None
 ) -> list[topic_configs.ConfigValue]:
-    """Return the values of a default at a live broker, None for this one. This broker does not know
-    the settings of the others."""
+    """Return the values of a default at a live broker, None for this one.
+
+    This broker does not know the settings of the others.
+    """
     settings = {} if member is not None else request.app.state.settings.topic_defaults
     return log.state.defaults.values_of_default(name, settings)
 
@@ -255,8 +262,10 @@ def _values(
 async def list_broker_configs(
     request: Request, member: LiveBroker, log: FreshLog, make: Resources
 ) -> BrokerConfigList:
-    """Every default as the broker has it. For a broker that does not answer this request, the
-    values are without its settings."""
+    """Every default as the broker has it.
+
+    For a broker that does not answer this request, the values are without its settings.
+    """
     number = broker_number(member)
     return BrokerConfigList(
         metadata=make.listed("brokers", number, "configs"),
@@ -286,8 +295,10 @@ async def get_broker_config(
 
 
 async def refuse_broker_config(_: LiveBroker) -> None:
-    """Refuse the change, because a broker's settings belong to its process. `broker-configs` of the
-    cluster can be changed."""
+    """Refuse the change, because a broker's settings belong to its process.
+
+    `broker-configs` of the cluster can be changed.
+    """
     raise InvalidRequest(READ_ONLY)
 
 

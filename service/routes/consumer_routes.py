@@ -1,5 +1,7 @@
-"""The routes of consumer instances, one declaration each. The handlers are in
-service.routes.consumers."""
+"""The routes of consumer instances, one declaration each.
+
+The handlers are in service.routes.consumers.
+"""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -69,8 +71,11 @@ def _route(
     body: BodyLimit = SMALL_BODY,
     **doc: Any,
 ) -> Route:
-    """Declare a route. Every route needs the permission to read the group; the handlers check the
-    permissions on topics. `example` is a body; `done` describes a response without a body."""
+    """Declare a route.
+
+    Every route needs the permission to read the group; the handlers check the permissions on
+    topics. `example` is a body; `done` describes a response without a body.
+    """
     if example is not None:
         doc["body"] = Body(JSON_V2, example, is_required=False)
     if done:

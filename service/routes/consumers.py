@@ -148,8 +148,11 @@ class ConsumerHandlers:
     async def _serve_forwarded(
         self, handler: Handler, call: ForwardedCall, group: str, *instance: str
     ) -> HttpResponse | None:
-        """Serve a request that a peer forwarded. If this broker has released its groups, refuse
-        the request before it begins, when the peer knows that this broker stops."""
+        """Serve a request that a peer forwarded.
+
+        If this broker has released its groups, refuse the request before it begins, when the peer
+        knows that this broker stops.
+        """
         await self._consumers.requests.until_decided()
         if self._consumers.requests.is_released:
             call.refuse()
@@ -184,8 +187,11 @@ class ConsumerHandlers:
     async def _serve_here(
         self, handler: Handler, call: HttpRequest, group: str, *instance: str
     ) -> HttpResponse | None:
-        """Serve a request on this broker. Every request of an instance is a heartbeat. If the
-        instance is unknown, raises ConsumerNotFound, the dialects' error."""
+        """Serve a request on this broker.
+
+        Every request of an instance is a heartbeat. If the instance is unknown, raises
+        ConsumerNotFound, the dialects' error.
+        """
         if instance and call.scope["method"] == "POST":
             check_instance_type(call.headers)
         try:
@@ -455,8 +461,10 @@ def _unknown_is_not_assigned() -> Iterator[None]:
 
 
 async def _partitions(call: HttpRequest, right: Right) -> list[TopicPartition]:
-    """Return the partitions of the body. Raises Forbidden if the caller does not have the right to
-    their topics."""
+    """Return the partitions of the body.
+
+    Raises Forbidden if the caller does not have the right to their topics.
+    """
     partitions = wire_consumers.decode_partitions(await limited_body(call))
     await right.check_all(rights_of(call.scope), [partition.topic for partition in partitions])
     return partitions

@@ -67,8 +67,10 @@ def broker_log(request: Request) -> Broker:
 
 
 async def fresh_log(request: Request) -> Broker:
-    """Refresh the view of the broker's log, and return the log. Its state then has all changes that
-    were acknowledged before the request."""
+    """Refresh the view of the broker's log, and return the log.
+
+    Its state then has all changes that were acknowledged before the request.
+    """
     log = broker_log(request)
     await log.refresh()
     return log
@@ -80,8 +82,10 @@ async def rights_of_caller(request: Request) -> CallerRights:
 
 
 async def required_security(request: Request) -> Security:
-    """Return the broker's security. If security is off, raise InvalidRequest, the answer of a Kafka
-    cluster without an authorizer."""
+    """Return the broker's security.
+
+    If security is off, raise InvalidRequest, the answer of a Kafka cluster without an authorizer.
+    """
     security: Security | None = request.app.state.security
     if security is None:
         raise InvalidRequest(SECURITY_IS_OFF)
@@ -118,8 +122,10 @@ class Listing(BaseModel, Generic[Item]):
 
 
 async def empty_listing(request: Request) -> Listing[BaseModel]:
-    """Return a list without data for the request's path. Its URL is one that this client can
-    reach."""
+    """Return a list without data for the request's path.
+
+    Its URL is one that this client can reach.
+    """
     url = client_url(request.scope, request.app.state.settings.advertised_url).url
     return Listing(metadata=ListMetadata(self_url=f"{url}{request.url.path}"), data=[])
 

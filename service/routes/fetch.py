@@ -192,8 +192,10 @@ class Fetch:
         return call.answer(answer, self.packing(share, rights))
 
     def bounds_of(self, query: dict[str, str]) -> ReadBounds:
-        """Return the parameters `max_bytes` and `max_records`, within their bounds. Raises
-        InvalidParameter."""
+        """Return the parameters `max_bytes` and `max_records`, within their bounds.
+
+        Raises InvalidParameter.
+        """
         bytes_max, records_max = self._settings.fetch_bytes, RECORDS_MAX
         if "max_bytes" in query:
             bytes_max = integer("max_bytes", query["max_bytes"], 1, OFFSET_MAX)
@@ -212,8 +214,10 @@ class Fetch:
         wait_s: float = 0.0,
         call: HttpRequest | None = None,
     ) -> FetchPage:
-        """Return the encoded records from `offset` on. If there is no record, wait up to `wait_s`
-        for one. That wait holds no memory, so idle clients do not block others.
+        """Return the encoded records from `offset` on.
+
+        If there is no record, wait up to `wait_s` for one. That wait holds no memory, so idle
+        clients do not block others.
 
         If there is no memory and no `call`, wait for room. With a `call`, whose
         response has not begun, raise Unavailable after ROOM_WAIT_S.
@@ -251,9 +255,11 @@ class Fetch:
     async def _read(
         self, view: FetchParams, offset: int, share: Share, needed: int, *, is_refused: bool
     ) -> FittedPage:
-        """Read the records of a page when there is room for `needed` bytes. If they are many, the
-        share then holds the bytes that they may have in the answer, which are at most
-        `page_bytes_max`, or those of one record."""
+        """Read the records of a page when there is room for `needed` bytes.
+
+        If they are many, the share then holds the bytes that they may have in the answer, which are
+        at most `page_bytes_max`, or those of one record.
+        """
         bytes_max, records_max = view.bounds.bytes_max, view.bounds.records_max
         while True:
             await self.reserve(share, needed, is_refused=is_refused)
@@ -277,8 +283,10 @@ class Fetch:
     async def encoded(
         self, share: Share, rights: CallerRights, size: int, encode: Callable[[], T]
     ) -> T:
-        """Encode many records, in a thread. `size` bounds their encoded bytes, which the share
-        has, too."""
+        """Encode many records, in a thread.
+
+        `size` bounds their encoded bytes, which the share has, too.
+        """
         return await self._threads.run(rights, size, encode, share)
 
     async def _encoded(
@@ -347,8 +355,10 @@ class Fetch:
             del self._encoding[rights.principal, key]
 
     def count(self, pages: Sequence[RecordPage], size: int, topic: str | None = None) -> None:
-        """Count the records of an answer of `size` bytes. `topic` is None if the answer may have
-        records of several topics."""
+        """Count the records of an answer of `size` bytes.
+
+        `topic` is None if the answer may have records of several topics.
+        """
         self.counters.add_records_out(sum(page.records for page in pages), size, topic)
         for page in pages:
             if page.wrong and page.stopped is None:
@@ -377,9 +387,11 @@ class Fetch:
             share.end()
 
     async def reserve(self, share: Share, size: int, *, is_refused: bool = True) -> None:
-        """Set the bytes that a response holds; if there is no room, wait for it. Raises Unavailable
-        if the share has ended, and after ROOM_WAIT_S if the response `is_refused` then, because it
-        has not begun."""
+        """Set the bytes that a response holds; if there is no room, wait for it.
+
+        Raises Unavailable if the share has ended, and after ROOM_WAIT_S if the response
+        `is_refused` then, because it has not begun.
+        """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + ROOM_WAIT_S
         while not share.set(size):
@@ -535,8 +547,10 @@ class Fetch:
         wait_s: float = 0.0,
         call: HttpRequest | None = None,
     ) -> tuple[FetchPage, bytes]:
-        """Return a page. If the offset was out of range, also return the event `reset`, which
-        precedes the page."""
+        """Return a page.
+
+        If the offset was out of range, also return the event `reset`, which precedes the page.
+        """
         try:
             return await self.page(view, offset, share, rights, wait_s, call), b""
         except OffsetOutOfRange as error:
@@ -548,8 +562,11 @@ class Fetch:
     async def _send(
         self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: RecordPage
     ) -> None:
-        """Send a page of a stream, or a keep-alive if the page is empty. If the page stops at a
-        record that does not decode, send the records before it, then raise Undecodable."""
+        """Send a page of a stream, or a keep-alive if the page is empty.
+
+        If the page stops at a record that does not decode, send the records before it, then raise
+        Undecodable.
+        """
         if page.body:
             await call.chunk(page.body)
             rights_of(call.scope).record(CONSUMER_BYTE_RATE, fetched.weight)

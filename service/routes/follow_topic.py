@@ -106,8 +106,10 @@ class _Position:
         self._follower = follower
 
     def update(self, topic: Topic) -> None:
-        """Add the topic's new partitions, and to `ready` those that have changed. Raises
-        UnknownTopic, InvalidRequest, Throttled."""
+        """Add the topic's new partitions, and to `ready` those that have changed.
+
+        Raises UnknownTopic, InvalidRequest, Throttled.
+        """
         if topic.topic_id != self._topic_id:  # deleted, and created again
             raise UnknownTopic(topic.name)
         partitions = topic.partitions
@@ -138,7 +140,9 @@ class _Position:
 
     def reset(self, number: int, error: OffsetOutOfRange) -> bytes:
         """Move the partition's offset as the parameter `reset` says, and return the event `reset`.
-        If the parameter is `none`, raise the error."""
+
+        If the parameter is `none`, raise the error.
+        """
         if self.reset_to == "none":
             raise error
         is_first = self.reset_to == "earliest"
@@ -198,8 +202,11 @@ class TopicFollower:
         self._fetch = fetcher
 
     async def follow(self, call: HttpRequest, name: str) -> None:
-        """Send records until the client disconnects. If the first turn raises an error, the
-        response has the error's status. A later error is sent as an event."""
+        """Send records until the client disconnects.
+
+        If the first turn raises an error, the response has the error's status. A later error is
+        sent as an event.
+        """
         rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
         query = call.query()
         format_name = _format(call.headers.get(b"accept", b""), query)
@@ -264,8 +271,10 @@ class TopicFollower:
         wait_s: float,
         call: HttpRequest | None = None,
     ) -> _Turn:
-        """Wait for records, and read pages of the next partitions that have any. A waiting follower
-        holds no memory."""
+        """Wait for records, and read pages of the next partitions that have any.
+
+        A waiting follower holds no memory.
+        """
         if position.ready:
             await self._log.turn()
             wait_s = 0.0
@@ -304,8 +313,11 @@ class TopicFollower:
         return size < events.PIECE_BYTES and share.set(size + position.view.bounds.bytes_max)
 
     async def _send(self, call: HttpRequest, position: _Position, turn: _Turn) -> None:
-        """Send the result of a turn, or a keep-alive if the result is empty. If the last page stops
-        at a record that does not decode, send the records before it, then raise Undecodable."""
+        """Send the result of a turn, or a keep-alive if the result is empty.
+
+        If the last page stops at a record that does not decode, send the records before it, then
+        raise Undecodable.
+        """
         if not turn.resets and not turn.pages:
             await call.chunk(events.KEEPALIVE[position.view.format_name])
             return

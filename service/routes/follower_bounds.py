@@ -18,8 +18,11 @@ STREAMS_RETRY_MS = 10_000
 
 
 class Followers:
-    """The followers of each principal, and their partitions. One per broker. Without security, all
-    clients are the principal `""`, and only the bound of the connections applies."""
+    """The followers of each principal, and their partitions.
+
+    One per broker. Without security, all clients are the principal `""`, and only the bound of the
+    connections applies.
+    """
 
     def __init__(self) -> None:
         self.streams: Counter[str] = Counter()

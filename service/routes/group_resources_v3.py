@@ -186,8 +186,10 @@ class GroupResources:
         return self._group(GroupData)
 
     def description(self, held_members: list[HeldMember] | None) -> GroupDescription:
-        """Return the group with its held members. `held_members` is None if the coordinator does
-        not answer."""
+        """Return the group with its held members.
+
+        `held_members` is None if the coordinator does not answer.
+        """
         shown = None
         if held_members is not None:
             shown = [
@@ -204,8 +206,11 @@ class GroupResources:
         return self._group(GroupDescription, held_members=shown)
 
     def _coordinator(self) -> int:
-        """Return the id of the group's coordinator. If the group has no members, return the id of
-        the broker that would become its coordinator. The broker that answers has the id 1."""
+        """Return the id of the group's coordinator.
+
+        If the group has no members, return the id of the broker that would become its coordinator.
+        The broker that answers has the id 1.
+        """
         broker = self._log.coordinator.broker_of(self._group_id)
         peers = self._log.members().peers
         return next((peer.number for peer in peers if peer.id == broker), BROKER_ID)
@@ -293,8 +298,10 @@ class GroupResources:
         )
 
     def _create(self, kind: type[G], crn: str, below: tuple[str | int, ...], **fields: Any) -> G:
-        """Create a resource of the group. Its path and its name begin with the path and the name of
-        the group."""
+        """Create a resource of the group.
+
+        Its path and its name begin with the path and the name of the group.
+        """
         return self._make.create(
             kind,
             f"/consumer-group={self._group_id}{crn}",

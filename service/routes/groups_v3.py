@@ -97,8 +97,11 @@ class ResetOffset(StrictModel):
 
 
 class Reset(StrictModel):
-    """The new position of a group. If `topic_name` is absent, the reset is for all partitions in
-    which the group has a committed offset."""
+    """The new position of a group.
+
+    If `topic_name` is absent, the reset is for all partitions in which the group has a committed
+    offset.
+    """
 
     to: Literal["EARLIEST", "LATEST", "OFFSET", "SHIFT", "OFFSETS", "TIMESTAMP", "DURATION"] = (
         Field(
@@ -138,8 +141,10 @@ class GroupContext(NamedTuple):
         return lags
 
     def lag(self, lags: GroupLags, name: str, number: int) -> LagData | None:
-        """Return the lag in a partition. If there is no lag, or the caller may not see it, return
-        None."""
+        """Return the lag in a partition.
+
+        If there is no lag, or the caller may not see it, return None.
+        """
         topic = self.log.state.topics.get(name)
         if topic is None or number >= len(topic.partitions):
             return None
@@ -432,9 +437,11 @@ async def get_assignment(
 
 
 async def get_lag_summary(group: PathGroup) -> LagSummaryData:
-    """The total lag of a group, and the partition with the largest lag. Only topics that the caller
-    may describe count. 404 if the group has no committed offset in them and no member that reads
-    them."""
+    """The total lag of a group, and the partition with the largest lag.
+
+    Only topics that the caller may describe count. 404 if the group has no committed offset in them
+    and no member that reads them.
+    """
     lags = await group.lags()
     summary = group.make.summary(await lags.summary())
     if summary is None:

@@ -31,11 +31,13 @@ class Status(BaseModel):
 
 
 class Readiness(Status):
-    """The answer of a ready broker, with four counts; a count of 0 is absent. `set_aside` counts
-    the requests acknowledged with acks=1 that the store refuses. `tables_in_doubt` counts the
-    topics whose table is in doubt. `damaged_tails` counts the partitions whose tail is damaged, and
-    which are sealed only up to the damage. `holds` counts the backups that stop collection. GET
-    /tidelog/v1/overview names these topics and partitions."""
+    """The answer of a ready broker, with four counts; a count of 0 is absent.
+
+    `set_aside` counts the requests acknowledged with acks=1 that the store refuses.
+    `tables_in_doubt` counts the topics whose table is in doubt. `damaged_tails` counts the
+    partitions whose tail is damaged, and which are sealed only up to the damage. `holds` counts the
+    backups that stop collection. GET /tidelog/v1/overview names these topics and partitions.
+    """
 
     set_aside: int | None = Field(default=None, examples=[None])
     tables_in_doubt: int | None = Field(default=None, examples=[None])
@@ -69,10 +71,13 @@ async def get_startup() -> Status:
 
 
 async def get_ready(request: Request) -> Readiness:
-    """This broker can read and write the log. Send it no requests while this route answers 503.
-    `set_aside` counts requests acknowledged with acks=1 that the store refuses. Only this broker's
-    disk has these requests. A table in doubt or a damaged tail does not make a broker unready,
-    because its topic still accepts records, and other topics are not affected."""
+    """This broker can read and write the log.
+
+    Send it no requests while this route answers 503. `set_aside` counts requests acknowledged with
+    acks=1 that the store refuses. Only this broker's disk has these requests. A table in doubt or a
+    damaged tail does not make a broker unready, because its topic still accepts records, and other
+    topics are not affected.
+    """
     broker = broker_log(request)
     await broker.check_ready()
     return Readiness(

@@ -69,8 +69,10 @@ class Me(BaseModel):
 async def log_in(
     request: Request, response: Response, body: Login, security: RequiredSecurity
 ) -> Me:
-    """Begin a session of a browser: set a cookie that the browser sends only to this site. The
-    session is valid for twelve hours, or until the key expires if that is earlier."""
+    """Begin a session of a browser: set a cookie that the browser sends only to this site.
+
+    The session is valid for twelve hours, or until the key expires if that is earlier.
+    """
     try:
         credential = await security.log_in(body.key)
     except Unauthenticated:
@@ -109,9 +111,12 @@ def _me(caller: Caller) -> Me:
 
 
 def _set_cookie(request: Request, response: Response, name: str, value: str, lives_s: int) -> None:
-    """Set the cookie. Scripts cannot read it (HttpOnly), and requests from other sites do not carry
-    it (SameSite=Strict). The cookie is Secure if the browser uses TLS, to this broker or to a
-    balancer."""
+    """Set the cookie.
+
+    Scripts cannot read it (HttpOnly), and requests from other sites do not carry it
+    (SameSite=Strict). The cookie is Secure if the browser uses TLS, to this broker or to a
+    balancer.
+    """
     cookie: Morsel[str] = Morsel()
     cookie.set(name, value, value)
     cookie |= {"path": "/", "httponly": True, "samesite": "Strict", "max-age": str(lives_s)}
@@ -190,8 +195,11 @@ async def create_key(
 async def delete_key(
     key_id: str, operations: BrokerOperations, change: CallerChange, _: RequiredSecurity
 ) -> Response:
-    """Revoke a key and its sessions. This broker refuses them at once, other brokers when they
-    apply the commit, after `poll_interval_ms` at most."""
+    """Revoke a key and its sessions.
+
+    This broker refuses them at once, other brokers when they apply the commit, after
+    `poll_interval_ms` at most.
+    """
     if await operations.access.delete_key(change, key_id) is None:
         raise NoSuchResource(f"Key {key_id} cannot be found.")
     return Response(status_code=204)
@@ -265,9 +273,11 @@ class QuotaRates(StrictModel):
 
 
 class QuotaData(QuotaRates):
-    """The quotas of a principal. Each broker applies rates and the percentage by itself. The other
-    quotas are shares of the cluster's bounds. A quota that a principal does not have is taken from
-    `<default>`."""
+    """The quotas of a principal.
+
+    Each broker applies rates and the percentage by itself. The other quotas are shares of the
+    cluster's bounds. A quota that a principal does not have is taken from `<default>`.
+    """
 
     principal: str = Field(examples=["User:alice", DEFAULT])
 
@@ -294,8 +304,10 @@ async def set_quotas(
     change: CallerChange,
     _: RequiredSecurity,
 ) -> QuotaData:
-    """Set quotas of a principal. A quota that the body omits does not change. The value null
-    removes a quota."""
+    """Set quotas of a principal.
+
+    A quota that the body omits does not change. The value null removes a quota.
+    """
     rates: dict[str, int | None] = body.model_dump(exclude_unset=True)
     quotas = await operations.access.set_quotas(change, principal, rates)
     return QuotaData(principal=principal, **quotas)

@@ -206,8 +206,10 @@ class Produce:
         key: IdempotencyKey | None,
         size: int,
     ) -> list[AppendedRange] | None:
-        """Append the checked records of a body of `size` bytes. If acks is not `all`, return None,
-        because the offsets are not known yet."""
+        """Append the checked records of a body of `size` bytes.
+
+        If acks is not `all`, return None, because the offsets are not known yet.
+        """
         return await self._log.append(
             topic,
             [(places, produced.rows)],
@@ -219,8 +221,11 @@ class Produce:
         )
 
     async def topic(self, name: str, rights: CallerRights = ALL_RIGHTS) -> Topic:
-        """Return the topic. If it is not in the view, refresh the view. If it does not exist and
-        auto-creation is on, create it. Raises Forbidden if the caller may not create it."""
+        """Return the topic.
+
+        If it is not in the view, refresh the view. If it does not exist and auto-creation is on,
+        create it. Raises Forbidden if the caller may not create it.
+        """
         try:
             return self._log.state.topic(name)
         except UnknownTopic:
@@ -251,10 +256,13 @@ class Produce:
         target: str,
         body: bytes,
     ) -> tuple[IdempotencyKey | None, RecordPartitions]:
-        """Check the records. Return the request's key and the records' partitions. `name` is the
-        key's, None without one; `target` is that of `fingerprint` without the topic. With a key,
-        the partitions depend only on the request's content and on the topic's number of partitions,
-        so a retry gets the same partitions on any broker."""
+        """Check the records.
+
+        Return the request's key and the records' partitions. `name` is the key's, None without one;
+        `target` is that of `fingerprint` without the topic. With a key, the partitions depend only
+        on the request's content and on the topic's number of partitions, so a retry gets the same
+        partitions on any broker.
+        """
         key = None
         if name is not None:
             mark = await self.fingerprint(rights, f"{topic.topic_id}/{target}", body)
@@ -278,8 +286,11 @@ class Produce:
                 raise
 
     def _decode_small(self, body: bytes, format_name: str) -> json_in.Produced | None:
-        """Decode a body on the event loop. If the body, or what it unpacks to, has more than
-        DECODE_INLINE_BYTES, or more than DECODE_INLINE_MESSAGES, return None."""
+        """Decode a body on the event loop.
+
+        If the body, or what it unpacks to, has more than DECODE_INLINE_BYTES, or more than
+        DECODE_INLINE_MESSAGES, return None.
+        """
         if len(body) > DECODE_INLINE_BYTES:
             return None
         now_ms = self._log.store_time.now_ms()
@@ -291,8 +302,11 @@ class Produce:
     async def _decode_large(
         self, call: HttpRequest, body: bytes, format_name: str
     ) -> json_in.Produced:
-        """Decode a body in a thread. A body of Arrow may unpack to `request_bytes_max` (I10). Most
-        do not, so the first try is for less memory, and more of them are decoded at once."""
+        """Decode a body in a thread.
+
+        A body of Arrow may unpack to `request_bytes_max` (I10). Most do not, so the first try is
+        for less memory, and more of them are decoded at once.
+        """
         decode = partial(_decoded, body, format_name, self._log.store_time.now_ms())
         bound, most = self._decoded_max(body), self._settings.request_bytes_max
         weight_of = attrgetter("weight")
@@ -311,8 +325,11 @@ class Produce:
         weight_of: Callable[[T], int],
         decoded_max: int | None = None,
     ) -> T:
-        """Decode a large body in a thread. The call then has the memory of the body, or of what is
-        decoded from it if that is more. Raises Unavailable."""
+        """Decode a large body in a thread.
+
+        The call then has the memory of the body, or of what is decoded from it if that is more.
+        Raises Unavailable.
+        """
         call.charge(len(body))
         bound = self._decoded_max(body) if decoded_max is None else decoded_max
         decoded = await self._threads.run(rights_of(call.scope), bound, decode, call.share)
@@ -327,8 +344,10 @@ class Produce:
         return await self._threads.run(rights, self._decoded_max(body), decode)
 
     async def fingerprint(self, rights: CallerRights, target: str, body: bytes) -> bytes:
-        """Return 16 bytes that identify a request: the hash of its target and its body. A v2 target
-        has the topic, the partition and the format."""
+        """Return 16 bytes that identify a request: the hash of its target and its body.
+
+        A v2 target has the topic, the partition and the format.
+        """
         work = partial(_fingerprint, target, body)
         if len(body) <= DECODE_INLINE_BYTES:
             return work()
@@ -346,8 +365,10 @@ class Produce:
         number: int | None,
         key: IdempotencyKey | None,
     ) -> RecordPartitions:
-        """Return the records' partitions in a topic with `count` partitions. Raises
-        UnknownPartition."""
+        """Return the records' partitions in a topic with `count` partitions.
+
+        Raises UnknownPartition.
+        """
         sticky = self.sticky
         if key is not None:
             sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
@@ -364,8 +385,10 @@ class Produce:
         number: int | None,
         key: IdempotencyKey,
     ) -> RecordPartitions:
-        """Return the partitions that the first request with this key got. They differ from `places`
-        if the topic has got more partitions since then."""
+        """Return the partitions that the first request with this key got.
+
+        They differ from `places` if the topic has got more partitions since then.
+        """
         key_record = self._log.state.idempotency_record(key.key, PRINCIPAL.get())
         if key_record is None or key_record.claim.partitions == key.partitions:
             return places
@@ -388,9 +411,11 @@ def _decoded(
 
 
 async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> bytes:
-    """Read and return the body. Then charge its bytes to the producer's quota, also if the body is
-    refused. If the quota is used up, raises QuotaExceeded before the body is read, so a throttled
-    client need not send it."""
+    """Read and return the body.
+
+    Then charge its bytes to the producer's quota, also if the body is refused. If the quota is used
+    up, raises QuotaExceeded before the body is read, so a throttled client need not send it.
+    """
     rights.charge(PRODUCER_BYTE_RATE)
     body = b""
     try:
@@ -401,8 +426,11 @@ async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> by
 
 
 def check_records(produced: json_in.Produced, config: TopicConfig) -> None:
-    """Raise RecordTooLarge if a record is too large. If the topic is compacted, raise
-    InvalidRequest for the first record without a key, because no record would ever replace it."""
+    """Raise RecordTooLarge if a record is too large.
+
+    If the topic is compacted, raise InvalidRequest for the first record without a key, because no
+    record would ever replace it.
+    """
     rows = produced.rows
     if produced.weight > config.max_message_bytes:
         check_weights(rows, config.max_message_bytes)
@@ -437,8 +465,11 @@ def _acks(query: dict[str, str]) -> Acks:
 
 
 def client_key(call: HttpRequest) -> str | None:
-    """Return the Idempotency-Key, or None. The IETF draft requires a quoted string, but a string
-    without quotes is accepted, too. Raises InvalidParameter."""
+    """Return the Idempotency-Key, or None.
+
+    The IETF draft requires a quoted string, but a string without quotes is accepted, too. Raises
+    InvalidParameter.
+    """
     header = call.headers.get(b"idempotency-key")
     if header is None:
         return None

@@ -90,8 +90,11 @@ class _StreamMemory:
         return self._body + (size if size > STREAM_BYTES else 0)
 
     async def charge(self, unfinished: int) -> None:
-        """Charge what the stream holds now. If it does not fit, wait for reports: then only an
-        object that has not ended does not fit. Raises Unavailable."""
+        """Charge what the stream holds now.
+
+        If it does not fit, wait for reports: then only an object that has not ended does not fit.
+        Raises Unavailable.
+        """
         self._unfinished = unfinished
         while (size := self._size()) or self._call.share is not None:
             try:
@@ -198,8 +201,10 @@ class ProduceV3:
         return HttpResponse(207, msgspec.json.encode(BatchReport(successes, failures)), JSON)
 
     async def _entries(self, call: HttpRequest, body: bytes) -> list[tuple[str, bytes]]:
-        """Return the id and the record of each entry of a batch. If the batch is large, the call
-        has their memory."""
+        """Return the id and the record of each entry of a batch.
+
+        If the batch is large, the call has their memory.
+        """
         if len(body) <= DECODE_INLINE_BYTES:
             return v3_records.decode_v3_batch(body)
         decode = partial(v3_records.decode_v3_batch, body)
@@ -226,8 +231,10 @@ class ProduceV3:
         rights: CallerRights,
         memory: _StreamMemory | None = None,
     ) -> Report:
-        """Append one record and return its report, also after an error. A record of a stream is
-        in `memory`, and no quota is charged with its bytes yet."""
+        """Append one record and return its report, also after an error.
+
+        A record of a stream is in `memory`, and no quota is charged with its bytes yet.
+        """
         try:
             # Check for each record, because a stream may outlast the caller's key and permission.
             if memory is not None:
@@ -298,11 +305,14 @@ def _decoded(record: bytes, now_ms: int) -> _Decoded:
 async def _records(
     call: HttpRequest, memory: _StreamMemory, bytes_max: int
 ) -> AsyncIterator[bytes]:
-    """Iterate over the JSON objects of the body as they arrive. Raises InvalidRequest at the first
-    invalid object, and Unavailable if there is no memory for an object.
+    """Iterate over the JSON objects of the body as they arrive.
+
+    Raises InvalidRequest at the first invalid object, and Unavailable if there is no memory for an
+    object.
 
     A body with a Content-Encoding is unpacked when it is complete. `bytes_max` is its maximum
-    size, and RECORDS_MAX the maximum number of its records."""
+    size, and RECORDS_MAX the maximum number of its records.
+    """
     stream = v3_records.ObjectStream()
     more = b"content-encoding" not in call.headers
     if not more:
@@ -364,8 +374,11 @@ async def _put(
     report: "asyncio.Task[Report] | None",
     sender: "asyncio.Task[None]",
 ) -> None:
-    """Queue a report, or None for the end of the stream. While the queue has room, this does not
-    wait, so all records of one piece of the body get into the same flush."""
+    """Queue a report, or None for the end of the stream.
+
+    While the queue has room, this does not wait, so all records of one piece of the body get into
+    the same flush.
+    """
     if not reports.full():
         reports.put_nowait(report)
         return

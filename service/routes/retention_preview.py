@@ -29,8 +29,10 @@ class ExpiringPartition(BaseModel):
 
 
 class ExpiringTopic(BaseModel):
-    """Records that retention would delete because of a change. Other records, which retention
-    deletes also without the change, do not count."""
+    """Records that retention would delete because of a change.
+
+    Other records, which retention deletes also without the change, do not count.
+    """
 
     topic_name: str
     records: int

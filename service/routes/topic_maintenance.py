@@ -87,11 +87,13 @@ async def delete_records(
     operations: BrokerOperations,
     change: CallerChange,
 ) -> DeletedRecords:
-    """Delete the records before given offsets, as Kafka's DeleteRecords does. Consumers see the
-    change at once; retention removes the records from the table within minutes.
+    """Delete the records before given offsets, as Kafka's DeleteRecords does.
+
+    Consumers see the change at once; retention removes the records from the table within minutes.
 
     All offsets are checked before the first change. The partitions change independently; after an
-    error, send the request again: a log start never moves back."""
+    error, send the request again: a log start never moves back.
+    """
     offsets = _offsets(body)
     moves = await operations.topics.planned_deletion(change.rights, topic_name, offsets)
     if not body.validate_only:

@@ -166,8 +166,10 @@ async def add_partitions(
     operations: BrokerOperations,
     change: CallerChange,
 ) -> TopicData:
-    """Add partitions to a topic. Records stay in their partitions; new records with the same key
-    may go to another partition."""
+    """Add partitions to a topic.
+
+    Records stay in their partitions; new records with the same key may go to another partition.
+    """
     count = body.partitions_count
     with hosted_topic():
         await operations.topics.add_partitions(change, topic_name, count)

@@ -190,9 +190,11 @@ class Transactions:
         return self._produce.place_among(records.name, count, records.produced, None, key)
 
     def _places_of_first(self, plan: _Plan, request: TransactionRequest) -> list[RecordPartitions]:
-        """Return the partitions that the first request with this key gave to the records. The
-        appended ranges are those of the first request, too. Topics may have got more partitions
-        since then."""
+        """Return the partitions that the first request with this key gave to the records.
+
+        The appended ranges are those of the first request, too. Topics may have got more partitions
+        since then.
+        """
         placed = [places for _, places in plan.parts]
         if plan.key is None:
             return placed
@@ -212,8 +214,10 @@ class Transactions:
         all_places: list[RecordPartitions],
         placements: list[AppendedRange],
     ) -> bytes:
-        """Return the body of the response. It depends only on the request and the commit, so a
-        retry gets the same bytes."""
+        """Return the body of the response.
+
+        It depends only on the request and the commit, so a retry gets the same bytes.
+        """
         following = {
             (placement.topic, placement.partition): placement.base_offset
             for placement in placements
