@@ -370,8 +370,10 @@ async def get_topic_layout(
     first: Annotated[int, Query(ge=0, description="the first partition to show")] = 0,
     count: Annotated[int, Query(ge=1, le=LAYOUT_PARTITIONS_MAX)] = LAYOUT_PARTITIONS_MAX,
 ) -> TopicLayout:
-    """Show where the records of each partition lie, from log start to high watermark, and in which
-    segments."""
+    """Show where the records of each partition lie, and in which segments.
+
+    The layout reaches from the log start to the high watermark.
+    """
     topic = log.state.topic(topic_name)
     pictures: TopicLayouts = request.app.state.layouts
     numbers = range(first, min(first + count, len(topic.partitions)))

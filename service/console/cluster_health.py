@@ -132,8 +132,11 @@ class ClusterHealth(BaseModel):
 async def get_health(
     request: Request, operations: BrokerOperations, rights: Rights
 ) -> ClusterHealth:
-    """Whether the cluster is well, and if not, each problem with its runbook: brokers, store,
-    sealing, maintenance and groups. This route answers while the store does not."""
+    """Whether the cluster is well, and if not, each problem with its runbook.
+
+    The problems are those of brokers, store, sealing, maintenance and groups. This route answers
+    while the store does not.
+    """
     log, state = broker_log(request), request.app.state
     telemetry: Telemetry = state.reports.telemetry
     sampler: RateSampler = state.reports.rates

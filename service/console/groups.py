@@ -90,8 +90,10 @@ async def _group(log: Broker, group_id: str, lags: Awaitable[GroupLags]) -> Grou
 async def get_lag_history(
     request: Request, consumer_group_id: str, operations: BrokerOperations, rights: Rights
 ) -> GroupLagHistory:
-    """Return the group's lag in each topic over the last half hour, as this broker measured it
-    since its start."""
+    """Return the group's lag in each topic over the last half hour.
+
+    This broker has measured the lag since its start.
+    """
     rates: RateSampler = request.app.state.reports.rates
     past = rates.lag_history(consumer_group_id)
     count = max((len(values) for values in past.topics.values()), default=0)

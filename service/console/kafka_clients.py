@@ -11,8 +11,11 @@ from tidelog.storage.core.acls import CLUSTER, DESCRIBE
 
 
 class KafkaClient(BaseModel):
-    """The connections of one client to one broker: those with the same client id, library,
-    principal and address. The counters are sums over the connections that are open."""
+    """The connections of one client to one broker.
+
+    They have the same client id, library, principal and address. The counters are sums over the
+    connections that are open.
+    """
 
     broker: str = Field(description="name of the broker")
     broker_id: int
@@ -45,8 +48,10 @@ class KafkaClients(BaseModel):
 
 
 async def list_kafka_clients(request: Request) -> KafkaClients:
-    """List the Kafka clients that are connected to the brokers of the cluster, those with the most
-    connections first. The broker asks the other brokers."""
+    """List the Kafka clients that are connected to the brokers of the cluster.
+
+    Those with the most connections are first. The broker asks the other brokers.
+    """
     source: kafka_clients.ConnectedClients = request.app.state.reports.kafka_clients
     clients = await source.all()
     return KafkaClients(

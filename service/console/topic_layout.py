@@ -1,5 +1,7 @@
-"""The storage layout of a topic: where each partition's records are, in which segments, and what
-merging and compaction would do. Read-only.
+"""The storage layout of a topic, read-only.
+
+It says where each partition's records are, in which segments, and what merging and compaction would
+do.
 
 The manifest in this broker's memory may be older than the last retention or compaction. If a
 newer seal exists, the broker reloads the manifest. If not, it reloads it at most once in 30 s.

@@ -1,5 +1,6 @@
-"""The console's page about the WAL: the newest entries with the kinds of their actions, and the
-newest checkpoints.
+"""The console's page about the WAL.
+
+It shows the newest entries with the kinds of their actions, and the newest checkpoints.
 
 Each request reads a few objects of the store. The page caches entries, because entries never
 change. Of the cluster state, the page uses only the sequence number.

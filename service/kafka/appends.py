@@ -153,10 +153,12 @@ class KafkaAppend(Later):
         self.response = ProduceResponse(responses=responses)
 
     def admit(self, data: TopicProduceData) -> bool:
-        """Decide which batches of the next topic of the request may be appended, without a look at
-        their bytes. Return False, and decide nothing, if the view has no such topic or partition,
-        or no permission of the client to write: another broker may have added it. Then the caller
-        refreshes the view and calls `admit_known`."""
+        """Decide which batches of the next topic may be appended, without a look at their bytes.
+
+        Return False, and decide nothing, if the view has no such topic or partition, or no
+        permission of the client to write: another broker may have added it. Then the caller
+        refreshes the view and calls `admit_known`.
+        """
         topic = self.topic(data)
         if topic is None or not PRODUCE.is_granted(self.client.rights, topic.name):
             return False
@@ -220,8 +222,10 @@ class KafkaAppend(Later):
                 return
 
     def check_inline(self) -> bool:
-        """Check the batches, unless this takes long: then return False, and a thread has to do the
-        rest."""
+        """Check the batches, unless this takes long.
+
+        If it does, return False, and a thread has to do the rest.
+        """
         cost = 0
         for part, outcome in zip(self.parts, self.batches, strict=True):
             if outcome is None:

@@ -1,5 +1,4 @@
-"""The client of a request, as its handler gets it, and what a handler may return instead of a
-response."""
+"""The client of a request, and what a handler may return instead of a response."""
 
 import asyncio
 from collections.abc import Callable
@@ -39,9 +38,10 @@ def fields_of(api: str, correlation_id: int, client: ApiClient) -> dict[str, str
 
 
 class Later:
-    """An answer that is not known yet: the connection sets `on_answer`, and the handler calls it
-    once with the response. A Later costs less than a future: a future needs one more turn of the
-    event loop.
+    """An answer that is not known yet.
+
+    The connection sets `on_answer`, and the handler calls it once with the response. A Later costs
+    less than a future: a future needs one more turn of the event loop.
 
     While `begun` is not done, the next request of its connection does not begin, so that batches
     keep their order.

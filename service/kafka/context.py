@@ -153,10 +153,12 @@ class Context:
         *,
         unread: Code = Code.NONE,
     ) -> Code:
-        """Return the code if the client does not have the right to a topic, or if there is no such
-        topic, else NONE. `name` is the name in the request; it is empty if the request has an id.
-        Only a client that has the right to a name learns whether a topic has this name. `unread` is
-        the code of `refreshed`: if it is an error, the topic may exist."""
+        """Return the code if the client has no right to a topic, or it does not exist, else NONE.
+
+        `name` is the name in the request; it is empty if the request has an id. Only a client that
+        has the right to a name learns whether a topic has this name. `unread` is the code of
+        `refreshed`: if it is an error, the topic may exist.
+        """
         topic_name = name if topic is None else topic.name
         if topic_name and (code := await self.right_refusal(api, client, right, topic_name)):
             return code
@@ -168,8 +170,7 @@ class Context:
         return self.refusal(api, unknown)
 
     async def group_refusal(self, api: str, client: ApiClient, right: Right, group_id: str) -> Code:
-        """Return the code if the client does not have the right to a group, or if the id of the
-        group is not valid, else NONE."""
+        """Return the code if the group's id is invalid or the client lacks the right, else NONE."""
         if check_group_id(group_id) is not None:
             return self.refusal(api, Code.INVALID_GROUP_ID)
         return await self.right_refusal(api, client, right, group_id)

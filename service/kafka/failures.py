@@ -92,8 +92,11 @@ async def _awaited(
     client: ApiClient,
     *more: object,
 ) -> Any:
-    """Call the handler only here: if the client leaves before the task begins, there is no
-    coroutine of the handler without an await."""
+    """Await a handler, and answer its error of the log.
+
+    The handler is called only here: if the client leaves before the task begins, there is no
+    coroutine of the handler without an await.
+    """
     try:
         return await serve(request, client, *more)
     except LogError as error:

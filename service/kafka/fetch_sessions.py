@@ -1,8 +1,8 @@
-"""Fetch sessions (KIP-227): the partitions of a consumer, so that requests and answers have only
-changes.
+"""Fetch sessions (KIP-227): a consumer's requests and answers have only changes.
 
-A session is in the memory of one broker only. If it is lost, the broker refuses its id, and the
-client sends all its partitions again. So a session needs no store, and may be evicted at any time.
+A session has the partitions of a consumer, in the memory of one broker only. If it is lost, the
+broker refuses its id, and the client sends all its partitions again. So a session needs no store,
+and may be evicted at any time.
 """
 
 from collections import OrderedDict
@@ -127,8 +127,10 @@ class FetchSessions:
     """The sessions of one broker."""
 
     def __init__(self, first_id: int) -> None:
-        """`first_id` must differ from that of other processes, because a client may send a session
-        id that it got before a restart of the broker."""
+        """Start with a `first_id` that differs from that of other processes.
+
+        A client may send a session id that it got before a restart of the broker.
+        """
         self._next_id = first_id
         self._sessions: OrderedDict[int, FetchSession] = (
             OrderedDict()
@@ -141,11 +143,10 @@ class FetchSessions:
     def open(
         self, request: FetchRequest, principal: str, now_s: float, *, is_by_id: bool
     ) -> FetchSession | None:
-        """Return the session that an incremental request continues, with the changes of the
-        request. If the request is not incremental, end the session whose id it has, and return
-        None.
+        """Return the session that an incremental request continues, with the request's changes.
 
-        Raises SessionRefused.
+        If the request is not incremental, end the session whose id it has, and return None. Raises
+        SessionRefused.
         """
         session = self._sessions.get(request.session_id)
         if session is not None and session.principal != principal:

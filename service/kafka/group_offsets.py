@@ -83,8 +83,10 @@ _Topic: TypeAlias = messages.OffsetFetchResponseTopics | messages.OffsetFetchRes
 
 @dataclass(slots=True)
 class _Audited:
-    """The groups that have an audit line of one principal and address since `began_s`, and the
-    number of commits to other groups that no line has counted yet."""
+    """The groups that have an audit line of one principal and address since `began_s`.
+
+    `left_out` is the number of commits to other groups that no line has counted yet.
+    """
 
     began_s: float
     groups: set[str] = field(default_factory=set)
@@ -192,8 +194,7 @@ class KafkaGroupOffsets:
         return code, 0
 
     def _audit_commit(self, group_id: str, client: ApiClient, code: Code) -> None:
-        """Write an audit line about the commit of a client that is no member of the group, or count
-        the commit."""
+        """Write an audit line about the commit of a client that is no member, or count it."""
         by, now_s = (client.rights.principal, client.host), self._broker.clock.boot_s()
         audited = self._audited.get(by)
         if audited is None or now_s >= audited.began_s + AUDITED_S:
@@ -307,8 +308,10 @@ class KafkaGroupOffsets:
     async def _fetch(
         self, group_id: str, asked: list["_Asked"] | None, client: ApiClient
     ) -> list[Any]:
-        """Return the offsets in these partitions, or all in topics that the client may see, as the
-        topics of an answer of the client's version."""
+        """Return the offsets in these partitions, or all in topics that the client may see.
+
+        They have the form of the topics in an answer of the client's version.
+        """
         committed = self._broker.state.committed_offsets.of_group(group_id)
         answers: list[_Topic] = []
         if asked is None:
@@ -373,8 +376,7 @@ class KafkaGroupOffsets:
         client: ApiClient,
         partitions: list[TopicIdPartition],
     ) -> _DeletedTopic:
-        """Return the answer for a topic, and add the partitions without an error to
-        `partitions`."""
+        """Return a topic's answer, and add the partitions without an error to `partitions`."""
         api, context, name = "OffsetDelete", self._context, asked.name
         topic = self._broker.state.topics.get(name)
         refusal = await context.topic_refusal(api, client, FETCH, topic, name)

@@ -89,8 +89,10 @@ class KafkaProduce:
         append.response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
 
     def _admitted(self, request: ProduceRequest, append: KafkaAppend) -> int:
-        """Admit the topics of a request up to the first that needs a refreshed view, and return how
-        many. A request with many parts is admitted in slices."""
+        """Admit the topics up to the first that needs a refreshed view, and return how many.
+
+        A request with many parts is admitted in slices.
+        """
         topics = 0
         if len(append.parts) <= PARTS_MAX:
             for data in request.topic_data:
@@ -113,9 +115,12 @@ class KafkaProduce:
             await threads.run(rights, append.unpacked_bytes, append.check_slice)
 
     async def _admit(self, topic_data: list[TopicProduceData], append: KafkaAppend) -> None:
-        """Admit these topics with a refreshed view: another broker may have created a topic, or
-        given a permission. Only a client that may write to a topic causes a refresh for it; those
-        for permissions are bounded (`Security.refresh`)."""
+        """Admit these topics with a refreshed view.
+
+        Another broker may have created a topic, or given a permission. Only a client that may write
+        to a topic causes a refresh for it; refreshes for permissions are bounded
+        (`Security.refresh`).
+        """
         is_refreshed = False
         rights = append.client.rights
         async for data in sliced(topic_data):

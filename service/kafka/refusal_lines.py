@@ -22,8 +22,10 @@ class RefusalLines:
         self._logged: set[tuple[str, str]] = set()
 
     def is_due(self, client: str, reason: str) -> bool:
-        """Whether to log this refusal: the client has no line with this reason yet, and the rate of
-        lines allows one."""
+        """Whether to log this refusal.
+
+        The client must have no line with this reason yet, and the rate of lines must allow one.
+        """
         key = client, reason
         if key in self._logged:
             return False

@@ -142,8 +142,10 @@ async def _note_acls(rights: CallerRights, verb: str, acls: list[Acl]) -> None:
 
 
 def _check_repetition(before: Key, content: tuple[str, str, bool], now_ms: int) -> None:
-    """Raise IdempotencyMismatch if a request with this principal, note and expiry does not repeat
-    the one that created the key."""
+    """Raise IdempotencyMismatch unless a request repeats the one that created the key.
+
+    Its `content` is its principal, its note, and whether it has an expiry.
+    """
     if (before.principal, before.note, bool(before.expires_ms)) != content:
         raise IdempotencyMismatch(
             f"the Idempotency-Key was used for key {before.key_id} of {before.principal} with "

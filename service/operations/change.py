@@ -79,8 +79,11 @@ async def begin(broker: Broker, change: Change, right: Right, name: str = CLUSTE
 async def begin_checked(
     broker: Broker, change: Change, check: Callable[[], Awaitable[None]]
 ) -> None:
-    """Check the caller's right, charge one change, read the newest state (I3), and check the right
-    again, because it may have been taken away. Raises Forbidden, QuotaExceeded, Unavailable."""
+    """Check the caller's right, charge one change, and read the newest state (I3).
+
+    Then check the right again, because it may have been taken away. Raises Forbidden,
+    QuotaExceeded, Unavailable.
+    """
     await check()
     change.charge()
     await broker.refresh()

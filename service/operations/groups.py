@@ -77,8 +77,7 @@ class GroupOperations:
         return await in_order(partitions)
 
     async def committed_topics(self, rights: CallerRights, group_id: str) -> list[Topic]:
-        """Return the topics in which the group has committed offsets, and that the caller may
-        describe."""
+        """Return the topics of the group's committed offsets that the caller may describe."""
         topic_ids = list(self._broker.state.committed_offsets.of_group(group_id))
         topics = [self._shown_topic(rights, topic_id) async for topic_id in sliced(topic_ids)]
         return [topic for topic in topics if topic is not None]

@@ -40,8 +40,10 @@ class RecordOperations:
         topics: Iterable[str],
         topics_by_group: Mapping[str, Iterable[str]],
     ) -> None:
-        """Raise Forbidden unless the caller may write to the topics, and may commit offsets of each
-        group in its topics."""
+        """Raise Forbidden unless the caller may write to `topics` and commit each group's offsets.
+
+        `topics_by_group` has the topics of the offsets.
+        """
         await PRODUCE.check_all(rights, topics)
         for group_id, group_topics in topics_by_group.items():
             await JOIN_GROUP.check(rights, group_id)

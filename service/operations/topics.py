@@ -65,7 +65,7 @@ class UnknownTopicId(UnknownTopic):
 
 
 class TopicOperations:
-    """Stateless.
+    """The operations on topics, without state.
 
     `topic_defaults` are the defaults that the broker's settings give
     (`RequestSettings.topic_defaults`).
@@ -113,10 +113,13 @@ class TopicOperations:
         *,
         validate_only: bool = False,
     ) -> int:
-        """Create the topic of this name that `topic_of` returns; with `validate_only`, only check
-        the request. Return the number of its partitions. Raises Forbidden, QuotaExceeded, the
-        errors of `topic_of`, InvalidTopicName, InvalidPartitions, InvalidAssignment, InvalidConfig,
-        TopicExists, and the errors of a commit."""
+        """Create the topic of this name that `topic_of` returns.
+
+        With `validate_only`, only check the request. Return the number of the topic's partitions.
+        Raises Forbidden, QuotaExceeded, the errors of `topic_of`, InvalidTopicName,
+        InvalidPartitions, InvalidAssignment, InvalidConfig, TopicExists, and the errors of a
+        commit.
+        """
         await begin_checked(self._broker, change, lambda: _check_creation(change.rights, name))
         topic = topic_of()
         count = _count(topic)

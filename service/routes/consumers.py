@@ -452,8 +452,7 @@ class ConsumerHandlers:
 
 @contextlib.contextmanager
 def _unknown_is_not_assigned() -> Iterator[None]:
-    """Raise NotAssigned for a partition that does not exist, because no instance can have it
-    assigned."""
+    """Raise NotAssigned for a partition that does not exist. No instance can have it assigned."""
     try:
         yield
     except (UnknownTopic, UnknownPartition) as error:
@@ -472,10 +471,12 @@ async def _partitions(call: HttpRequest, right: Right) -> list[TopicPartition]:
 
 @contextlib.asynccontextmanager
 async def _while_connected(call: HttpRequest) -> AsyncIterator[Callable[[], object]]:
-    """Raise TimeoutError in the block when the client disconnects, until the block calls the
-    function that it gets. It calls it before the answer. From then on, `HttpRequest.watch` knows
-    more: the end of an answer also ends `until_gone`, perhaps before the socket has taken the
-    answer."""
+    """Raise TimeoutError in the block when the client disconnects.
+
+    This ends when the block calls the function that it gets, before the answer. From then on,
+    `HttpRequest.watch` knows more: the end of an answer also ends `until_gone`, perhaps before the
+    socket has taken the answer.
+    """
     loop = asyncio.get_running_loop()
     disconnection = asyncio.create_task(until_gone(call.receive))
     try:

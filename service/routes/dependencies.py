@@ -138,11 +138,12 @@ async def keys_of_topics(
     after: tuple[str, Any] | None,
     keys_of: Callable[[Topic], Iterable[T] | None],
 ) -> Iterator[tuple[str, T | None]]:
-    """Return pairs (topic name, key of an item of the topic) for `answer_page`: sorted, and only
-    the pairs after `after`. `keys_of` returns the sorted keys of a topic's items, or None if the
-    caller may not see these items. For such a topic, there is one pair with the key None, which the
-    page omits. After this pair, `answer_page` may let the event loop run other callbacks, so many
-    such topics do not block the loop.
+    """Return sorted pairs (topic name, key of an item of the topic) for `answer_page`.
+
+    Only the pairs after `after` are returned. `keys_of` returns the sorted keys of a topic's items,
+    or None if the caller may not see these items. For such a topic, there is one pair with the key
+    None, which the page omits. After this pair, `answer_page` may let the event loop run other
+    callbacks, so many such topics do not block the loop.
     """
     names = await in_order(log.state.topics)
 

@@ -378,8 +378,10 @@ class Fetch:
 
     @contextlib.contextmanager
     def answer_share(self, principal: str) -> Iterator[Share]:
-        """Hold memory for a response until it is sent (I10): first no bytes, then those that
-        `reserve` and `charge` set."""
+        """Hold memory for a response until it is sent (I10).
+
+        At first this is no bytes, then those that `reserve` and `charge` set.
+        """
         share = Share(self._answers, principal)
         try:
             yield share
@@ -501,10 +503,12 @@ class Fetch:
         send: Callable[[T | None], Awaitable[None]],
         failure: Callable[[LogError], bytes],
     ) -> None:
-        """Continue a started stream until the client disconnects: `send` sends `turn`, then each
-        result of `read`. While the principal's quota is used up, `send` gets None, for a
-        keep-alive. After an error, the last event is `failure(error)`, because the status is sent
-        already."""
+        """Continue a started stream until the client disconnects.
+
+        `send` sends `turn`, then each result of `read`. While the principal's quota is used up,
+        `send` gets None, for a keep-alive. After an error, the last event is `failure(error)`,
+        because the status is sent already.
+        """
         if call.scope["method"] == "HEAD":
             await call.end()
             return
@@ -547,9 +551,9 @@ class Fetch:
         wait_s: float = 0.0,
         call: HttpRequest | None = None,
     ) -> tuple[FetchPage, bytes]:
-        """Return a page.
+        """Return a page, and the event `reset` if the offset was out of range.
 
-        If the offset was out of range, also return the event `reset`, which precedes the page.
+        The event precedes the page.
         """
         try:
             return await self.page(view, offset, share, rights, wait_s, call), b""

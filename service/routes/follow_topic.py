@@ -167,16 +167,20 @@ class _Position:
         return b",".join(self.vector)
 
     def beginning(self) -> bytes:
-        """Return the beginning of the stream: for SSE, an event with an id and without data; for
-        NDJSON, the first line."""
+        """Return the beginning of the stream.
+
+        For SSE, it is an event with an id and without data; for NDJSON, the first line.
+        """
         if self.is_sse:
             return events.beginning_with(self.event_id())
         return self.notice("", {"type": "position", "event_id": self.event_id().decode()})
 
 
 class _Writes:
-    """The pieces of a stream, which are joined: each write has at least PIECE_BYTES, unless a piece
-    that is larger or the end of a turn follows."""
+    """The pieces of a stream, joined into writes of at least PIECE_BYTES.
+
+    A write is smaller if a piece that is larger or the end of a turn follows.
+    """
 
     def __init__(self, call: HttpRequest) -> None:
         self._call = call

@@ -1,7 +1,7 @@
-"""Resources of consumer groups in the v3 dialect: their fields, and their values from the cluster
-state.
+"""Resources of consumer groups in the v3 dialect.
 
-service.telemetry.group_lags computes the lag of a group in a partition.
+The module has their fields, and their values from the cluster state. service.telemetry.group_lags
+computes the lag of a group in a partition.
 """
 
 import math

@@ -75,10 +75,10 @@ class GroupOffsetData(BaseModel):
 
 
 class GroupOffsetList(BaseModel):
-    """Offsets of a group, sorted by topic and partition: the committed offsets, or the offsets that
-    a reset sets.
+    """Offsets of a group, sorted by topic and partition.
 
-    A partition without an offset is absent.
+    They are the committed offsets, or the offsets that a reset sets. A partition without an offset
+    is absent.
     """
 
     kind: Literal["TidelogConsumerGroupOffsetList"] = "TidelogConsumerGroupOffsetList"
@@ -218,10 +218,13 @@ async def reset_group_offsets(
     operations: BrokerOperations,
     change: CallerChange,
 ) -> GroupOffsetList:
-    """Set the position of a group to the log start, to the end, to an offset (or the nearest
-    existing offset), or to a time. A time is a timestamp, or a duration before now. With a time,
-    the position is the first record that is not older. The reset changes all partitions or none.
-    409/40903 while the group has members that share partitions."""
+    """Set the position of a group to the log start, to the end, to an offset, or to a time.
+
+    If the offset does not exist, the position is the nearest existing offset. A time is a
+    timestamp, or a duration before now. With a time, the position is the first record that is not
+    older. The reset changes all partitions or none. 409/40903 while the group has members that
+    share partitions.
+    """
     log = broker_log(request)
 
     async def reset_of() -> tuple[list[TopicPartition], NewOffset]:

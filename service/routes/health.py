@@ -1,5 +1,7 @@
-"""Health, metrics, version and the OpenAPI document: for load balancers, orchestrators,
-Prometheus."""
+"""Health, metrics, version and the OpenAPI document.
+
+They are for load balancers, orchestrators and Prometheus.
+"""
 
 import importlib.metadata
 from typing import Any
@@ -65,8 +67,11 @@ async def get_healthy() -> Status:
 
 
 async def get_startup() -> Status:
-    """The start is complete: the broker has probed the store, loaded the log and committed the hot
-    log of a crashed process. Before that, the port is closed."""
+    """The start is complete.
+
+    The broker has probed the store, loaded the log and committed the hot log of a crashed process.
+    Before that, the port is closed.
+    """
     return Status(status="started")
 
 
@@ -90,8 +95,10 @@ async def get_ready(request: Request) -> Readiness:
 
 
 async def get_metrics(request: Request) -> Response:
-    """Metrics as Prometheus text: of this broker, or of all workers that share its port, with the
-    label `worker`."""
+    """Metrics of this broker, or of all workers that share its port, as Prometheus text.
+
+    The metrics of workers have the label `worker`.
+    """
     telemetry: Telemetry = request.app.state.reports.telemetry
     body = await telemetry.text_of_all()
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

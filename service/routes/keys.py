@@ -1,5 +1,6 @@
-"""Routes of keys and quotas, and the console's login, logout and `/me` (the caller), under
-/tidelog/v1. No other REST proxy has these routes.
+"""Routes of keys and quotas, and the console's login, logout and `/me` (the caller).
+
+They are under /tidelog/v1; no other REST proxy has them.
 
 Only the response to the creation of a key has the key's secret. If security is off, every route
 except `/me` responds as a Kafka cluster without an authorizer does. The routes of ACLs do the same.

@@ -1,5 +1,6 @@
-"""The produce routes of the v2 dialect, and what they share with the routes of v3 and transactions:
-checks of records, the Idempotency-Key and the fingerprint of a request.
+"""The produce routes of the v2 dialect, and what the routes of v3 and transactions share.
+
+They share the checks of records, the Idempotency-Key and the fingerprint of a request.
 
 A request takes three steps: decode its body, choose each record's partition, append the records.
 The broker checks the whole request before the log gets any part of it, so a request with an error
@@ -221,10 +222,10 @@ class Produce:
         )
 
     async def topic(self, name: str, rights: CallerRights = ALL_RIGHTS) -> Topic:
-        """Return the topic.
+        """Return the topic, or create it if it does not exist and auto-creation is on.
 
-        If it is not in the view, refresh the view. If it does not exist and auto-creation is on,
-        create it. Raises Forbidden if the caller may not create it.
+        If it is not in the view, refresh the view first. Raises Forbidden if the caller may not
+        create it.
         """
         try:
             return self._log.state.topic(name)
@@ -256,12 +257,11 @@ class Produce:
         target: str,
         body: bytes,
     ) -> tuple[IdempotencyKey | None, RecordPartitions]:
-        """Check the records.
+        """Check the records; return the request's key and the records' partitions.
 
-        Return the request's key and the records' partitions. `name` is the key's, None without one;
-        `target` is that of `fingerprint` without the topic. With a key, the partitions depend only
-        on the request's content and on the topic's number of partitions, so a retry gets the same
-        partitions on any broker.
+        `name` is the key's, None without one; `target` is that of `fingerprint` without the topic.
+        With a key, the partitions depend only on the request's content and on the topic's number of
+        partitions, so a retry gets the same partitions on any broker.
         """
         key = None
         if name is not None:
@@ -273,9 +273,11 @@ class Produce:
     async def check(
         self, produced: json_in.Produced, config: TopicConfig, key: IdempotencyKey | None
     ) -> None:
-        """Check the records of a request, unless they are in the log under its key: then its answer
-        is that of the first request, although the topic may have got other configs. Raises
-        InvalidRequest."""
+        """Check the records of a request, unless they are in the log under its key.
+
+        If they are, the answer is that of the first request, although the topic may have got other
+        configs. Raises InvalidRequest.
+        """
         try:
             check_records(produced, config)
         except InvalidRequest:
@@ -339,8 +341,10 @@ class Produce:
     async def decode_in_thread(
         self, rights: CallerRights, body: bytes, decode: Callable[[], T]
     ) -> T:
-        """Decode a large record, which has its memory, in a thread, while the event loop serves
-        other requests."""
+        """Decode a large record in a thread, while the event loop serves other requests.
+
+        The record has its memory already.
+        """
         return await self._threads.run(rights, self._decoded_max(body), decode)
 
     async def fingerprint(self, rights: CallerRights, target: str, body: bytes) -> bytes:

@@ -63,9 +63,11 @@ REPORTS_TOGETHER = 100
 
 
 class _StreamMemory:
-    """The bytes that a stream holds beside the write buffer: its unpacked body if it was
-    compressed, its records without a report, and the object that has not ended. They are charged to
-    the memory of bodies."""
+    """The bytes that a stream holds beside the write buffer.
+
+    They are its unpacked body if it was compressed, its records without a report, and the object
+    that has not ended. They are charged to the memory of bodies.
+    """
 
     def __init__(self, call: HttpRequest) -> None:
         self._call = call
@@ -352,8 +354,10 @@ async def _pieces(octets: bytes) -> AsyncIterator[bytes]:
 
 
 async def _check_count(body: bytes) -> None:
-    """Raise RecordTooLarge for a body with more than RECORDS_MAX records: a few bytes may unpack to
-    millions of them, and each has a report."""
+    """Raise RecordTooLarge for a body with more than RECORDS_MAX records.
+
+    A few bytes may unpack to millions of them, and each has a report.
+    """
     if body.count(b"}") <= RECORDS_MAX:
         return
     count, stream = 0, v3_records.ObjectStream()

@@ -1,5 +1,7 @@
-"""Routes for the upkeep of a topic without rights on the object store: deletion of records, and
-compaction. The seal is in service.routes.topics."""
+"""Routes for the upkeep of a topic without rights on the object store.
+
+They are the deletion of records, and compaction. The seal is in service.routes.topics.
+"""
 
 from typing import Annotated, Any
 
@@ -122,9 +124,11 @@ def _offsets(body: DeleteRecords) -> dict[int, int]:
 async def start_compaction(
     request: Request, topic_name: TopicName, body: NewCompaction, log: FreshLog
 ) -> CompactionData:
-    """Start a compaction of a topic on this broker: merge small segments and, if the topic's
-    cleanup.policy has `compact`, keep the newest record of each key. The job goes on after the
-    response. A broker runs one job at a time."""
+    """Start a compaction of a topic on this broker.
+
+    It merges small segments and, if the topic's cleanup.policy has `compact`, keeps the newest
+    record of each key. The job goes on after the response. A broker runs one job at a time.
+    """
     log.state.topic(topic_name)  # raises UnknownTopic
     jobs: Compactions = request.app.state.reports.compactions
     job = jobs.start(topic_name, is_dry_run=body.validate_only, is_forced=body.is_forced)
@@ -134,8 +138,11 @@ async def start_compaction(
 async def list_compactions(
     request: Request, operations: BrokerOperations, rights: Rights
 ) -> CompactionList:
-    """The last compactions that clients have started, of all brokers that answer within a second,
-    the newest first. A broker keeps its last 20 until it stops."""
+    """The last compactions that clients have started, the newest first.
+
+    The list has those of all brokers that answer within a second. A broker keeps its last 20 until
+    it stops.
+    """
     jobs: Compactions = request.app.state.reports.compactions
     shown = [job for job in await jobs.all() if operations.topics.is_shown(rights, job.topic)]
     return CompactionList(data=[_data(job) for job in shown])

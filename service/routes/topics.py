@@ -177,8 +177,11 @@ async def create_topic(
 
 
 async def seal_topic(topic_name: TopicName, log: FreshLog) -> SealedRecords:
-    """Move the records in the tails of all partitions into the topic's table now, whatever
-    `segment.ms` and `segment.bytes` are. Then Spark and other readers of the table see them."""
+    """Move the records in the tails of all partitions into the topic's table now.
+
+    The values of `segment.ms` and `segment.bytes` do not matter. After the move, Spark and other
+    readers of the table see the records.
+    """
     return SealedRecords(sealed_records=await log.seal(topic_name))
 
 

@@ -1,9 +1,9 @@
-"""POST /v3/clusters/{c}/transactions: records for several topics and offsets of groups, all or
-nothing.
+"""POST /v3/clusters/{c}/transactions: records and offsets of groups, all or nothing.
 
-No other proxy has this route. One request is one commit (I4), so a client can consume, transform
-and produce exactly once without a coordinator. Results and committed offsets are in one commit. If
-the client does not know the outcome, it repeats the request with its Idempotency-Key.
+The records are for several topics. No other proxy has this route. One request is one commit (I4),
+so a client can consume, transform and produce exactly once without a coordinator. Results and
+committed offsets are in one commit. If the client does not know the outcome, it repeats the request
+with its Idempotency-Key.
 
 The route checks as much as it can before the log gets anything (I6). Between these checks and the
 commit, a topic may be deleted, or a generation may become old. So `apply` checks again, and refuses
