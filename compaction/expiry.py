@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.compaction.plan import UNLIMITED, retention
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
-from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.manifest import SegmentColumns
 
 
@@ -32,7 +31,7 @@ class Expiry(NamedTuple):
     size: int
 
 
-async def expiries(log: Log, topic: Topic, config: TopicConfig) -> list[Expiry]:
+async def expiries(broker: Broker, topic: Topic, config: TopicConfig) -> list[Expiry]:
     """Return what retention would delete if the topic had this config, and does not delete now.
 
     Partitions without such records are left out.
@@ -41,7 +40,7 @@ async def expiries(log: Log, topic: Topic, config: TopicConfig) -> list[Expiry]:
     """
     if not _may_delete_more(topic.config, config):
         return []
-    table, now_ms = open_table(log.store, topic.prefix, topic.name), log.clock.now_ms()
+    table, now_ms = broker.stored.open_table(topic), broker.clock.now_ms()
     expired = []
     for number, partition in enumerate(topic.partitions):
         columns = (await table.segments(number)).columns

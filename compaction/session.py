@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction
@@ -22,7 +23,6 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.log_settings import WalSettings
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.store.object_store import ObjectStore
@@ -68,13 +68,13 @@ class MaintenanceSession:
         self._tables: dict[str, Table] = {}
 
     @classmethod
-    def of_broker(cls, broker: Log) -> "MaintenanceSession":
+    def of_broker(cls, broker: Broker) -> "MaintenanceSession":
         """Return a session on the broker's view and event loop, so nothing is loaded again.
 
         The session opens tables of its own, because the broker would keep all tables open that are
         opened through it.
         """
-        return cls(broker.wal, is_shared=True)
+        return cls(broker.stored.wal, is_shared=True)
 
     @classmethod
     async def open(

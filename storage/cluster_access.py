@@ -20,8 +20,10 @@ class ClusterAccess:
     async def create_key(
         self, principal: str, *, expires_ms: int = 0, note: str = "", key_id: str = ""
     ) -> tuple[Key, str]:
-        """Create an API key. Return it with its secret, which is not stored. Raises the errors of
-        `change`."""
+        """Create an API key.
+
+        Return it with its secret, which is not stored. Raises the errors of `change`.
+        """
         clock = self._log.clock
         drawn = clock.new_id() + clock.new_id()
         secret = SECRET_PREFIX + base64.urlsafe_b64encode(drawn).decode().rstrip("=")

@@ -1,9 +1,8 @@
-"""The log for Kafka's protocol: record batches are appended as producers send them, and read as
-they are stored.
+"""The log for Kafka's protocol: record batches as producers send them and as they are stored.
 
 From level 4 on, a chunk keeps the batches of producers as they are. Below level 4, and for records
 of other clients, this module converts batches to columns and columns to batches. Offsets,
-guarantees and the places of a read (tail and table) are those of `Log`.
+guarantees and the places of a read (tail and table) are those of `ClusterRecords`.
 """
 
 import asyncio
@@ -23,6 +22,7 @@ from tidelog.storage.core.actions import ProducerBatch
 from tidelog.storage.core.errors import RecordTooLarge
 from tidelog.storage.core.model import AppendedRange, ReadBounds
 from tidelog.storage.log import Log
+from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
@@ -38,9 +38,11 @@ def check_size(topic: Topic, size: int) -> None:
 
 
 class BatchesRead(NamedTuple):
-    """The result of a read: the bytes of whole batches in offset order, in `size` bytes, with
-    `records` records from the wanted offset on. The next read starts at `next_offset`. At the end
-    of the partition there are no pieces."""
+    """The result of a read: whole batches in offset order, in `size` bytes.
+
+    They have `records` records from the wanted offset on. The next read starts at `next_offset`.
+    At the end of the partition there are no pieces.
+    """
 
     pieces: list[bytes | memoryview]
     size: int
@@ -53,14 +55,17 @@ class BatchesRead(NamedTuple):
 class KafkaLog:
     """Record batches of one broker's log. Owned by its event loop."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, records: ClusterRecords) -> None:
         self._log = log
+        self._records = records
 
     def append(
         self, topic: Topic, partition: int, batch: Batch
     ) -> "asyncio.Future[list[AppendedRange]]":
-        """Append a checked batch; the future has its one range. If an idempotent producer sends a
-        batch again that is in the log already, the range is that of the first append.
+        """Append a checked batch; the future has its one range.
+
+        If an idempotent producer sends a batch again that is in the log already, the range is that
+        of the first append.
 
         Raises UnknownPartition, KeylessRecords, RecordTooLarge, InvalidTimestamp, Throttled and
         Unavailable. The future may raise the errors of a commit, ProducerFenced and
@@ -82,10 +87,11 @@ class KafkaLog:
         return log.writer.submit(request)
 
     async def read(self, topic: Topic, partition: int, offset: int, bytes_max: int) -> BatchesRead:
-        """Return the batches from the one that contains `offset` on: as many as fit into
-        `bytes_max`, but at least one if there is a record. If `bytes_max` is 0, return none. Does
-        not wait for new records. The result has the records that other brokers acknowledged before
-        the last call of `refresh`.
+        """Return the batches from the one that contains `offset` on.
+
+        They are as many as fit into `bytes_max`, but at least one if there is a record. If
+        `bytes_max` is 0, return none. Does not wait for new records. The result has the records
+        that other brokers acknowledged before the last call of `refresh`.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
@@ -98,22 +104,24 @@ class KafkaLog:
         return await log.wal.retry_after_suspend(read)
 
     async def reserve_producer_id(self) -> int:
-        """Return a producer id that no other producer has (I11), with epoch 0. Each id is a commit;
-        concurrent calls share an entry.
+        """Return a producer id that no other producer has (I11), with epoch 0.
+
+        Each id is a commit; concurrent calls share an entry.
 
         **On a crash** before the answer: the id is never used.
         """
         if self._log.state.level < levels.KAFKA:
-            return (await self._log.init_producer()).producer_id
-        return await self._log.reserve_producers(1)
+            return (await self._records.init_producer()).producer_id
+        return await self._records.reserve_producers(1)
 
     async def _read(self, name: str, number: int, offset: int, bytes_max: int) -> BatchesRead:
         log = self._log
         if offset > log.state.partition(name, number).high_watermark:
-            await log.refresh()  # records acknowledged by other brokers must be visible (I3)
-        log.check_range(name, number, offset, log.state.partition(name, number))
+            await log.wal.refresh()  # records acknowledged by other brokers must be visible (I3)
+        partition = log.state.partition(name, number)
+        partition.check_range(name, number, offset)
         read = partial(self._collect, log.state.topic(name), number, offset, bytes_max)
-        collected = await log.unless_removed(name, number, offset, read)
+        collected = await self._records.unless_removed(name, number, offset, read)
         partition = log.state.partition(name, number)
         return BatchesRead(*collected, partition.log_start_offset, partition.high_watermark)
 
@@ -121,7 +129,9 @@ class KafkaLog:
         self, topic: Topic, number: int, offset: int, bytes_max: int
     ) -> tuple[list[bytes | memoryview], int, int, int]:
         """Return pieces, their bytes, their records from `offset` on, and the offset after them.
-        The batches lie end to end; only the first may begin before `offset`."""
+
+        The batches lie end to end; only the first may begin before `offset`.
+        """
         reader = self._log.reader
         pieces: list[bytes | memoryview] = []
         size, records, end = 0, 0, topic.partitions[number].high_watermark

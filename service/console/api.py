@@ -185,12 +185,12 @@ async def get_overview(
         unsealed_since_ms=sizes.unsealed_since_ms,
         tables_in_doubt={
             name: why
-            for name, why in islice(log.doubts().items(), DAMAGE_SHOWN_MAX)
+            for name, why in islice(log.stored.doubts().items(), DAMAGE_SHOWN_MAX)
             if operations.topics.is_shown(rights, name)
         },
         damaged_tails={
             f"{partition.topic}-{partition.partition}": why
-            for partition, why in islice(log.damaged_tails().items(), DAMAGE_SHOWN_MAX)
+            for partition, why in islice(log.stored.damaged_tails().items(), DAMAGE_SHOWN_MAX)
             if operations.topics.is_shown(rights, partition.topic)
         },
         brokers=_brokers(log, answered),
@@ -206,7 +206,7 @@ async def get_overview(
 
 
 def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
-    me, peers, sequencer, _ = log.members()
+    me, peers, sequencer, _ = log.cluster.members()
     by_id = {broker_rates.id: broker_rates for broker_rates in answered}
     members = [me, *peers]
     brokers = []
@@ -233,7 +233,7 @@ def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
 
 def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker]:
     """Return the absent brokers that are not live. A broker that was started again is not gone."""
-    me, peers, _, others = log.members()
+    me, peers, _, others = log.cluster.members()
     live = {member.name for member in (me, *peers, *others)}
     age_ms = log.clock.now_ms() - log.clock.boot_s() * 1000
     broker_by_name = {

@@ -216,7 +216,7 @@ def _brokers(
     log: Broker, answered: list[BrokerRates]
 ) -> list[tuple[BrokerHealth, BrokerSigns | None]]:
     """Return the live brokers, the sequencer first, with their signs."""
-    me, _, sequencer, others = log.members()
+    me, _, sequencer, others = log.cluster.members()
     by_id = {broker_rates.id: broker_rates for broker_rates in answered}
     brokers = []
     for member in [me, *others]:

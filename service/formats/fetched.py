@@ -7,7 +7,7 @@ from tidelog.service.formats.json_text import ReadFormat
 from tidelog.service.formats.pages import OnError, RecordPage, encode_page
 from tidelog.service.formats.record_formats import FRAMINGS
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.log import FetchResult
+from tidelog.storage.records import FetchResult
 
 
 class FetchParams(NamedTuple):

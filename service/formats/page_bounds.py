@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidelog.service.http.media_types import SCHEMA_FORMATS
 from tidelog.storage.codec.chunk import RECORD_BYTES, octets_before, weight, weight_before
-from tidelog.storage.log import FetchResult
+from tidelog.storage.records import FetchResult
 
 ESCAPED = 6.0
 """Bytes of `\\u0001`, for one byte of a text."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tidelog.service.formats.fetched import FetchPage, FetchParams
 from tidelog.service.formats.pages import RecordPage
-from tidelog.storage.log import FetchResult
+from tidelog.storage.records import FetchResult
 
 KEPT_S = 1.0
 """A page is kept for one to two periods of this length, or for a shorter time if all pages together
@@ -37,7 +37,7 @@ class PageKey(NamedTuple):
 class ReadKey(NamedTuple):
     """The parameters of a read, and the offsets that its partition had.
 
-    `losses` is `Log.losses` at the time.
+    `losses` is `ClusterRecords.losses` at the time.
     """
 
     topic_id: str

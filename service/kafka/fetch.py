@@ -237,7 +237,7 @@ class KafkaFetch:
                 (wanted_partition.topic, wanted_partition.asked.partition)
                 for wanted_partition in wanted
             ]
-            if not await self._broker.wait_any(keys, loop.create_future(), deadline_s):
+            if not await self._broker.records.wait_any(keys, loop.create_future(), deadline_s):
                 deadline_s = loop.time()
 
     async def _read_partition(self, wanted_partition: _Wanted, reading: "_Reading") -> bool:

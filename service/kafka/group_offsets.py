@@ -99,7 +99,7 @@ class KafkaGroupOffsets:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._broker = context.broker
-        self._groups = context.broker.kafka_groups
+        self._groups = context.broker.groups.kafka
         self._audited: dict[tuple[str, str], _Audited] = {}
         """The audit lines about clients that are no members, by principal and address, the oldest
         first."""

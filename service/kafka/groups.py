@@ -50,7 +50,7 @@ class Groups:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._broker = context.broker
-        self._groups = context.broker.kafka_groups
+        self._groups = context.broker.groups.kafka
 
     # -- members
 

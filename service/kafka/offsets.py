@@ -131,7 +131,7 @@ class KafkaOffsets:
                 return -1, -1
             case _ if timestamp > TIMESTAMP_MS_MAX:
                 return -1, -1
-        offset = await self._broker.offset_for_timestamp(topic.name, number, timestamp)
+        offset = await self._broker.records.offset_for_timestamp(topic.name, number, timestamp)
         if offset is None:
             return -1, -1
         return offset, await self._timestamp(topic, number, offset)
@@ -156,7 +156,7 @@ class KafkaOffsets:
         low, high = -TIMESTAMP_MS_MAX, max(stamps, default=-TIMESTAMP_MS_MAX - 1)
         middle = high
         while low <= high:
-            offset = await self._broker.offset_for_timestamp(topic.name, number, middle)
+            offset = await self._broker.records.offset_for_timestamp(topic.name, number, middle)
             if offset is None:
                 high = middle - 1
             else:
@@ -167,7 +167,7 @@ class KafkaOffsets:
 
     async def _timestamp(self, topic: Topic, number: int, offset: int) -> int:
         """Return the timestamp of the record at an offset, or -1 if it was deleted just now."""
-        fetch_result = await self._broker.fetch(
+        fetch_result = await self._broker.records.fetch(
             topic.name, number, offset, bytes_max=1, records_max=1
         )
         if not fetch_result.pieces:

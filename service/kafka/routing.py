@@ -144,7 +144,7 @@ class Routing:
 
         A broker that drains names only the others, if there are others.
         """
-        me, peers, _, _ = self._broker.members()
+        me, peers, _, _ = self._broker.cluster.members()
         is_draining = self._context.is_draining
         seen = (is_draining, *(peer.id for peer in peers))
         if seen != self._seen or not self._nodes:
@@ -466,7 +466,7 @@ class Routing:
             return KeyCoordinator(
                 key=key, node_id=-1, host="", port=-1, error_code=code, error_message=why
             )
-        coordinator = self._broker.coordinator.broker_of(key)
+        coordinator = self._broker.groups.coordinator_of(key)
         nodes = {node.broker_id: node for node in self.nodes()}
         node = nodes.get(coordinator) or self._next_coordinator(key)
         return KeyCoordinator(

@@ -64,7 +64,7 @@ class ConfigOperations:
         wanted = await texts_of(state.topic(name))
         texts = topic_configs.canonical_changes(wanted, state.level)
         if texts and not validate_only:
-            await change.commit(name, self._broker.alter_topic(name, texts))
+            await change.commit(name, self._broker.topics.alter(name, texts))
         return texts
 
     async def alter_defaults(
@@ -84,5 +84,5 @@ class ConfigOperations:
         texts = topic_configs.canonical_defaults(wanted, state.level)
         if texts and not validate_only:
             label = f"defaults: {topic_configs.in_words(texts)}"
-            await change.commit(label, self._broker.set_topic_defaults(texts))
+            await change.commit(label, self._broker.topics.set_defaults(texts))
         return texts

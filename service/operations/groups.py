@@ -21,7 +21,7 @@ from tidelog.service.slices import Slices, in_order, sliced
 from tidelog.service.telemetry.group_lags import GroupLags
 from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.actions import CommitOffsets, DeleteOffsets, GroupOffset
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty, LogError
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.cluster_state import Topic
@@ -117,7 +117,7 @@ class GroupOperations:
         await begin(self._broker, change, DELETE_GROUP, group_id)
         if not self._exists(group_id):
             raise UnknownGroup(group_id)
-        await change.commit(group_id, self._broker.kafka_groups.delete(group_id))
+        await change.commit(group_id, self._broker.groups.kafka.delete(group_id))
 
     async def delete_offsets(
         self,
@@ -132,7 +132,7 @@ class GroupOperations:
         await begin(self._broker, change, DELETE_GROUP, group_id)
         partitions = list(await partitions_of())
         if partitions:
-            deletion = self._broker.submit(DeleteOffsets(group_id, partitions))
+            deletion = self._broker.groups.delete_offsets(group_id, partitions)
             await change.commit(group_id, deletion)
 
     async def reset_offsets(
@@ -167,7 +167,7 @@ class GroupOperations:
         state = self._broker.state
         if group_id in state.committed_offsets or state.members.has_members(group_id):
             return True
-        return self._broker.kafka_groups.describe(group_id) is not None
+        return self._broker.groups.kafka.describe(group_id) is not None
 
     def _check_reset(self, group_id: str) -> None:
         refusal = check_group_id(group_id)
@@ -184,4 +184,4 @@ class GroupOperations:
             for partition, offset in offsets.items()
         ]
         commit = CommitOffsets(group_id, NO_GENERATION, group_offsets)
-        await self._broker.transact([], [commit], size=0, is_json=False)
+        await self._broker.records.transact([], [commit], size=0, is_json=False)

@@ -124,7 +124,7 @@ class TopicOperations:
         topic = topic_of()
         count = _count(topic)
         partitions = self._default_partitions() if count is None else count
-        creation = self._broker.create_topic(
+        creation = self._broker.topics.create(
             name, partitions, dict(topic.configs), validate_only=validate_only
         )
         await (decided(creation) if validate_only else change.commit(name, creation))
@@ -140,7 +140,7 @@ class TopicOperations:
         if not defaults.is_auto_create(self._topic_defaults[AUTO_CREATE] == "true"):
             raise UnknownTopic(name)
         await _check_creation(change.rights, name)
-        creation = self._broker.create_topic(name, self._default_partitions(), {})
+        creation = self._broker.topics.create(name, self._default_partitions(), {})
         try:
             topic = await change.commit(name, creation)
         except TopicExists:
@@ -160,7 +160,7 @@ class TopicOperations:
             raise UnknownTopicId(topic_id)
         if topic is None:
             raise UnknownTopic(name)
-        await change.commit(name, self._broker.delete_topic(name))
+        await change.commit(name, self._broker.topics.delete(name))
         return topic
 
     async def add_partitions(
@@ -191,7 +191,7 @@ class TopicOperations:
         if assigned not in {None, count - current}:
             raise InvalidAssignment(f"{assigned} assignments for {count - current} new partitions")
         if not validate_only:
-            await change.commit(name, self._broker.add_partitions(name, count))
+            await change.commit(name, self._broker.topics.add_partitions(name, count))
 
     async def delete_records(
         self, change: Change, name: str, offsets: Sequence[tuple[int, int]]
@@ -219,7 +219,7 @@ class TopicOperations:
             start = partition.log_start_offset
             end = partition.high_watermark if offset == END else offset
             if end > start:
-                self._broker.check_range(name, number, end, partition)
+                partition.check_range(name, number, end)
             moves[number] = LogStartMove(start, max(start, end))
         return moves
 
@@ -229,7 +229,7 @@ class TopicOperations:
         label = f"{name}-{number} below {offset}"
         try:
             before = self._broker.state.partition(name, number).log_start_offset
-            deletion = self._broker.delete_records(name, number, offset)
+            deletion = self._broker.topics.delete_records(name, number, offset)
             return LogStartMove(before, await change.commit(label, deletion))
         except LogError as error:
             return error

@@ -104,14 +104,14 @@ class PeerApp:
         If `signatures` is given, peers must sign their messages.
         """
         self._signatures = signatures
-        self._api = broker.peer_api
+        self._api = broker.cluster.peer_api
         self._new_id = broker.clock.new_id
         self._groups = groups
-        self._requests = broker.rest_groups.requests
+        self._requests = broker.groups.rest.requests
         self._reports = reports or {}
         self.bodies: BodyMemory | None = None
         """The memory of the bodies of requests. PeerListener sets it."""
-        self._token = f"Bearer {broker.members().me.token}".encode()
+        self._token = f"Bearer {broker.cluster.members().me.token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -42,7 +42,7 @@ async def live_broker(request: Request, broker_id: str) -> Member | None:
     """Return a live peer. If it is the id of this broker, return None. Raises NoSuchResource."""
     if broker_id == str(BROKER_ID):
         return None
-    for member in broker_log(request).members().peers:
+    for member in broker_log(request).cluster.members().peers:
         if broker_id == str(member.number):
             return member
     raise NoSuchResource(f"Broker {broker_id} cannot be found.")
@@ -67,7 +67,7 @@ async def list_brokers(request: Request, make: Resources, page: WantedPage) -> B
     The broker that answers always has id 1 in its answer. To clients, broker 1 leads all
     partitions, because any broker serves any request.
     """
-    others = {member.number: member for member in broker_log(request).members().peers}
+    others = {member.number: member for member in broker_log(request).cluster.members().peers}
     numbers = await in_order({BROKER_ID, *others}, page.key(int))
     response: BrokerList = await answer_page(
         page,

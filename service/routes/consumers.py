@@ -424,7 +424,7 @@ class ConsumerHandlers:
         await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
         with _unknown_is_not_assigned():
             for partition, stamp in wanted.timestamps.items():
-                offset = await self._log.offset_for_timestamp(
+                offset = await self._log.records.offset_for_timestamp(
                     partition.topic, partition.partition, stamp
                 )
                 if offset is None:

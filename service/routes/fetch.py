@@ -45,6 +45,7 @@ from tidelog.service.security.request_time import measured
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import (
@@ -54,8 +55,8 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
-from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.read.backwards import fetch_before
+from tidelog.storage.records import FetchResult
 from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 
@@ -78,7 +79,7 @@ class Fetch:
 
     def __init__(
         self,
-        broker: Log,
+        broker: Broker,
         settings: RequestSettings,
         counters: HttpCounters,
         answers: MemoryPool,
@@ -130,9 +131,9 @@ class Fetch:
         """Answer with the headers of a fetch that are known without its records."""
         topic_partition = view.topic, view.partition
         offset = await self._offset(call, *topic_partition, query)
-        offsets = await self._log.offsets(*topic_partition)
+        offsets = await self._log.records.offsets(*topic_partition)
         if "before" not in query and reset_of(query) == "none":
-            self._log.check_range(*topic_partition, offset, offsets)
+            offsets.check_range(*topic_partition, offset)
         headers = limits(offsets.log_start_offset, offsets.high_watermark)
         await call.start_stream(MEDIA_TYPES[view.format_name], headers)
         await call.end()
@@ -148,16 +149,16 @@ class Fetch:
             raise InvalidParameter("a stream of events begins at an offset: give no before")
         asked = query["before"]
         end = OFFSET_MAX if asked == "latest" else integer("before", asked, 0, OFFSET_MAX)
-        offsets = await self._log.offsets(view.topic, view.partition)
+        offsets = await self._log.records.offsets(view.topic, view.partition)
         start, high_watermark = offsets.log_start_offset, offsets.high_watermark
         if end < start:
-            self._log.check_range(view.topic, view.partition, end, offsets)
+            offsets.check_range(view.topic, view.partition, end)
         rights = rights_of(call.scope)
         part = max(self._settings.fetch_bytes_max // BACKWARDS_PART, 1)
         bounds = view.bounds._replace(bytes_max=min(view.bounds.bytes_max, part))
         with self.answer_share(rights.principal) as share:
             await self.reserve(share, bounds.bytes_max)
-            fetch = partial(self._log.fetch, view.topic, view.partition)
+            fetch = partial(self._log.records.fetch, view.topic, view.partition)
             end = min(end, high_watermark)
             result, first = await fetch_before(fetch, start, end, high_watermark, bounds)
             large = FittedPage(result, 0)
@@ -225,7 +226,7 @@ class Fetch:
         partition = self._log.state.partition(view.topic, view.partition)
         if wait_s > 0 and offset >= partition.high_watermark:
             started_s = self._log.clock.boot_s()
-            waited = await self._log.fetch(
+            waited = await self._log.records.fetch(
                 view.topic, view.partition, offset, bytes_max=0, wait_s=wait_s
             )
             if call is not None:
@@ -234,7 +235,7 @@ class Fetch:
                 return encode(view, waited)
         # Long polls and followers often need the same records at the same time.
         is_shared = wait_s > 0 or call is None or view.format_name == "sse"
-        losses = self._log.losses
+        losses = self._log.records.losses
         if is_shared and (recent := await self._recent(view, offset)) is not None:
             await self.reserve(share, len(recent.page.body), is_refused=call is not None)
             return recent
@@ -263,7 +264,7 @@ class Fetch:
         bytes_max, records_max = view.bounds.bytes_max, view.bounds.records_max
         while True:
             await self.reserve(share, needed, is_refused=is_refused)
-            fetched = await self._log.fetch(
+            fetched = await self._log.records.fetch(
                 view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
             )
             if fetched.weight <= ENCODE_INLINE_BYTES:
@@ -302,7 +303,8 @@ class Fetch:
         topic = self._log.state.topic(view.topic)
         partition = self._log.state.partition(view.topic, view.partition)
         ends = partition.log_start_offset, partition.high_watermark
-        return self._pages.of_read(ReadKey(topic.topic_id, view, offset, *ends, self._log.losses))
+        losses = self._log.records.losses
+        return self._pages.of_read(ReadKey(topic.topic_id, view, offset, *ends, losses))
 
     async def _shared(
         self,
@@ -432,7 +434,7 @@ class Fetch:
             if "offset" in query:
                 raise InvalidParameter("give offset or timestamp, not both")
             stamp = integer("timestamp", query["timestamp"], 0, TIMESTAMP_MS_MAX)
-            offset = await self._log.offset_for_timestamp(topic, number, stamp)
+            offset = await self._log.records.offset_for_timestamp(topic, number, stamp)
             if offset is not None:
                 return offset
             return self._log.state.partition(topic, number).high_watermark
@@ -440,7 +442,7 @@ class Fetch:
         if text == "earliest":
             return self._log.state.partition(topic, number).log_start_offset
         if text == "latest":
-            return (await self._log.offsets(topic, number)).high_watermark
+            return (await self._log.records.offsets(topic, number)).high_watermark
         return integer("offset", text, 0, OFFSET_MAX)
 
     async def _follow(self, call: HttpRequest, view: FetchParams, offset: int, reset: str) -> None:
@@ -467,7 +469,7 @@ class Fetch:
         async def read() -> tuple[FetchPage, bytes]:
             nonlocal offset
             if self._log.state.partition(view.topic, view.partition).high_watermark > offset:
-                await self._log.turn()
+                await self._log.records.turn()
             turn = await self._page_or_reset(view, offset, reset, share, rights, KEEPALIVE_S)
             offset = turn[0].fetched.next_offset
             return turn
@@ -519,7 +521,7 @@ class Fetch:
         reading: asyncio.Task[T] | None = None
         try:
             while not disconnection.done():
-                self._log.check_serving()
+                self._log.records.check_serving()
                 await FETCH.check(rights, topic)  # access may have changed
                 await send(turn)
                 share.set(0)

@@ -44,9 +44,9 @@ from tidelog.service.memory_pool import Share
 from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch
 from tidelog.service.routes.follower_bounds import Follower
 from tidelog.service.security.caller import CallerRights, rights_of
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
-from tidelog.storage.log import Log
 from tidelog.storage.read.long_polls import NO_CHANGE, TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
@@ -201,7 +201,7 @@ class _Writes:
 class TopicFollower:
     """The route of followers of a topic. One per broker."""
 
-    def __init__(self, broker: Log, fetcher: Fetch) -> None:
+    def __init__(self, broker: Broker, fetcher: Fetch) -> None:
         self._log = broker
         self._fetch = fetcher
 
@@ -227,7 +227,7 @@ class TopicFollower:
             self._fetch.followers.follower(principal, len(offsets)) as follower,
             self._fetch.answer_share(principal) as share,
         ):
-            changes = self._log.changes_of(name)
+            changes = self._log.records.changes_of(name)
             position = _Position(view, reset, topic, offsets, follower, changes)
             await self._stream(call, position, share)
 
@@ -265,7 +265,7 @@ class TopicFollower:
         position.update(topic)
         for number in position.ready if position.reset_to == "none" else ():
             partition = topic.partitions[number]
-            self._log.check_range(topic.name, number, position.offsets[number], partition)
+            partition.check_range(topic.name, number, position.offsets[number])
 
     async def _turn(
         self,
@@ -280,11 +280,11 @@ class TopicFollower:
         A waiting follower holds no memory.
         """
         if position.ready:
-            await self._log.turn()
+            await self._log.records.turn()
             wait_s = 0.0
         name = position.view.topic
         position.update(
-            await self._log.wait_for_changes(name, position.changes, position.count, wait_s)
+            await self._log.records.wait_for_changes(name, position.changes, position.count, wait_s)
         )
         resets, pages, size = b"", list[_Page](), 0
         for _ in range(min(len(position.ready), PAGES_AT_ONCE)):

@@ -211,8 +211,8 @@ class GroupResources:
         If the group has no members, return the id of the broker that would become its coordinator.
         The broker that answers has the id 1.
         """
-        broker = self._log.coordinator.broker_of(self._group_id)
-        peers = self._log.members().peers
+        broker = self._log.groups.coordinator_of(self._group_id)
+        peers = self._log.cluster.members().peers
         return next((peer.number for peer in peers if peer.id == broker), BROKER_ID)
 
     def _group(self, kind: type[D], **more: Any) -> D:

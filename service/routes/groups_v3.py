@@ -296,7 +296,7 @@ async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPart
     if body.topic_name is None:
         if body.partition_ids is not None:
             raise InvalidBody("partition_ids need a topic_name")
-        committed = list(log.committed_offsets(group_id))
+        committed = list(log.groups.committed_offsets(group_id))
         if not committed:
             raise NoSuchResource(
                 f"Consumer group {group_id} has no committed offsets: name a topic (topic_name)."
@@ -325,7 +325,7 @@ async def _new_offset(log: Broker, group_id: str, body: Reset) -> NewOffset:
 
         return requested
     if body.to == "SHIFT":
-        committed = log.committed_offsets(group_id)
+        committed = log.groups.committed_offsets(group_id)
 
         async def shifted(partition: TopicPartition) -> int:
             return _shifted(log, partition, committed.get(partition), body.shift_by)
@@ -352,7 +352,7 @@ async def _target(log: Broker, body: Reset, topic_partition: TopicPartition) -> 
         if body.duration_ms is None:
             raise InvalidBody("duration_ms is missing")
         stamp = max(log.clock.now_ms() - body.duration_ms, 0)
-    offset = await log.offset_for_timestamp(topic_partition.topic, topic_partition.partition, stamp)
+    offset = await log.records.offset_for_timestamp(*topic_partition, stamp)
     return partition.high_watermark if offset is None else offset
 
 

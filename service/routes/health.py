@@ -88,8 +88,8 @@ async def get_ready(request: Request) -> Readiness:
     return Readiness(
         status="ready",
         set_aside=broker.set_aside or None,
-        tables_in_doubt=len(broker.doubts()) or None,
-        damaged_tails=len(broker.damaged_tails()) or None,
+        tables_in_doubt=len(broker.stored.doubts()) or None,
+        damaged_tails=len(broker.stored.damaged_tails()) or None,
         holds=len(broker.state.holds) or None,
     )
 

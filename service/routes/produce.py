@@ -211,7 +211,7 @@ class Produce:
 
         If acks is not `all`, return None, because the offsets are not known yet.
         """
-        return await self._log.append(
+        return await self._log.records.append(
             topic,
             [(places, produced.rows)],
             size=max(size, produced.weight),

@@ -151,7 +151,7 @@ async def get_offsets(
     if timestamp is None:
         return Offsets(**range_)
     stamp = integer("timestamp", timestamp, 0, TIMESTAMP_MS_MAX)
-    offset = await log.offset_for_timestamp(topic_name, number, stamp)
+    offset = await log.records.offset_for_timestamp(topic_name, number, stamp)
     return Offsets(**range_, timestamp_offset=offset)
 
 
@@ -161,7 +161,7 @@ async def list_brokers(request: Request) -> Brokers:
     The broker that answers always has id 1 in its answer. To clients, broker 1 leads all
     partitions, because any broker serves any request.
     """
-    others = broker_log(request).members().peers
+    others = broker_log(request).cluster.members().peers
     return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in others)])
 
 
@@ -182,7 +182,7 @@ async def seal_topic(topic_name: TopicName, log: FreshLog) -> SealedRecords:
     The values of `segment.ms` and `segment.bytes` do not matter. After the move, Spark and other
     readers of the table see the records.
     """
-    return SealedRecords(sealed_records=await log.seal(topic_name))
+    return SealedRecords(sealed_records=await log.records.seal(topic_name))
 
 
 class TopicNotFound(UnknownTopic):

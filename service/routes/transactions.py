@@ -123,7 +123,7 @@ class Transactions:
         rights: CallerRights,
     ) -> HttpResponse:
         plan = await self._plan(request, body, name, rights)
-        placements = await self._log.transact(
+        placements = await self._log.records.transact(
             [
                 (topic, places, records.produced.rows)
                 for (topic, places), records in zip(plan.parts, request.topics, strict=True)

@@ -147,7 +147,7 @@ def build_app(
     app.state.counters = counters
     app.state.security = security
     app.state.reports = reports or Reports.of(broker, counters)
-    app.state.held_members = held_members or HeldMembers(broker.rest_groups, None)
+    app.state.held_members = held_members or HeldMembers(broker.groups.rest, None)
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()

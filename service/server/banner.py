@@ -46,7 +46,7 @@ def facts(
         address = f"{listener.host}:{listener.port}"
         yield Fact("Kafka", address, f"Kafka clients reach this broker at {address}")
     if has_peers:
-        address = broker.members().me.address
+        address = broker.cluster.members().me.address
         yield Fact("peers", address, f"peers reach this broker at {address}")
     identity = f"{broker.name} of cluster {broker.identity.cluster_id}"
     yield Fact("broker", identity, f"broker {identity} on {broker.store_url}")

@@ -78,7 +78,7 @@ def advertised(
         return ()
     node_id = settings.kafka_node_id + max(worker - 1, 0)
     if not settings.kafka_node_id:
-        node_id = 1 + crc32c(broker.members().me.id.encode()) % (2**31 - 2)
+        node_id = 1 + crc32c(broker.cluster.members().me.id.encode()) % (2**31 - 2)
     return (KafkaListener(ports.host, ports.port, node_id, settings.zone),)
 
 

@@ -33,8 +33,8 @@ from tidelog.service.settings.maintenance import MaintenanceSettings
 from tidelog.service.telemetry.compactions import Compact, CompactionJob, no_store
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError, TableInDoubt
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.tasks import TASK_ENDS, lower_priority
 from tidelog.storage.runtime.threads import LoopThread
 from tidelog.storage.state.cluster_state import Topic
@@ -52,7 +52,7 @@ the last day's commits of tables from which files were removed."""
 
 
 async def run_maintenance(
-    settings: MaintenanceSettings, broker: Log, counters: MaintenanceCounters
+    settings: MaintenanceSettings, broker: Broker, counters: MaintenanceCounters
 ) -> None:
     """Run a round about every `retention_check_interval_ms`.
 
@@ -80,11 +80,11 @@ async def run_maintenance(
             log.exception("retention and collection failed")
 
 
-async def check_tables(broker: Log) -> None:
+async def check_tables(broker: Broker) -> None:
     """Check the tables of all topics once, when a broker starts.
 
     The first reader or seal of a topic may come much later. The result is logged and shown
-    (`Broker.doubts`).
+    (`StoredObjects.doubts`).
     """
     session = MaintenanceSession.of_broker(broker)
 
@@ -103,7 +103,7 @@ async def check_tables(broker: Log) -> None:
 
 async def maintain_once(
     settings: MaintenanceSettings,
-    broker: Log,
+    broker: Broker,
     counters: MaintenanceCounters,
     *,
     is_collecting: bool = True,
@@ -123,7 +123,7 @@ async def maintain_once(
 
 
 @contextlib.contextmanager
-def _noted(broker: Log, counters: MaintenanceCounters, kind: Kind) -> Iterator[None]:
+def _noted(broker: Broker, counters: MaintenanceCounters, kind: Kind) -> Iterator[None]:
     """Note the result of the block, unless the broker stops meanwhile."""
     try:
         yield
@@ -179,11 +179,11 @@ def compactor(settings: MaintenanceSettings) -> Compact:
     return work
 
 
-def _note_doubts(broker: Log, session: MaintenanceSession) -> None:
+def _note_doubts(broker: Broker, session: MaintenanceSession) -> None:
     """Tell the broker what a round over all topics found about their tables."""
     for name, topic in broker.state.topics.items():
         error = session.skipped.get(name)
-        broker.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
+        broker.stored.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
 
 
 async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:

@@ -115,7 +115,7 @@ class Service:
         if secret is not None:  # the broker was opened with its peers, and only it has the secret
             peers.signatures = Signatures(
                 secret,
-                broker.members().me.id,
+                broker.cluster.members().me.id,
                 lambda: broker.clock.now_ms() - broker.store_time.skew_ms(),
                 lambda: broker.state.level,
             )
@@ -142,11 +142,11 @@ class Service:
             self._worker(),
             () if self.kafka is None else self.kafka.listener.connections,
             compactor(settings),
-            lambda path: self._responses(path, broker.members().peers),
+            lambda path: self._responses(path, broker.cluster.members().peers),
         )
         closing.push_async_callback(self.reports.compactions.close, BACKGROUND_STOP_S)
         kind = Router if traces is None else traces.router()
-        forwarder = Forwarder(GroupPeers(broker.members, peers))
+        forwarder = Forwarder(GroupPeers(broker.cluster.members, peers))
         self.app = kind(
             build_app(
                 broker,
@@ -154,12 +154,12 @@ class Service:
                 http=self.counters,
                 security=security,
                 reports=self.reports,
-                held_members=HeldMembers(broker.rest_groups, forwarder),
+                held_members=HeldMembers(broker.groups.rest, forwarder),
             ),
             broker,
             settings,
             self.counters,
-            broker.rest_groups,
+            broker.groups.rest,
             forwarder,
             security,
             threads,
@@ -207,7 +207,7 @@ class Service:
             )
             closing = await stack.enter_async_context(contextlib.AsyncExitStack())
             try:
-                secret = None if settings.security == "off" else await broker.secret()
+                secret = None if settings.security == "off" else await broker.cluster.secret()
                 yield cls(settings, broker, peers, ports, closing, secret, traces)
             finally:
                 await _close(broker)
@@ -221,7 +221,7 @@ class Service:
             return None
 
         async def ask() -> list[bytes]:
-            members = self.broker.members()
+            members = self.broker.cluster.members()
             host = urlsplit(members.me.address).hostname
             beside = [
                 member

@@ -95,7 +95,11 @@ class SignSampler:
         maintains: bool,
     ) -> BrokerSigns:
         broker, now, first = self._broker, self._sample(), self._samples[0]
-        stats, doubts, damaged = broker.stats(), broker.doubts(), broker.damaged_tails()
+        stats, doubts, damaged = (
+            broker.stats(),
+            broker.stored.doubts(),
+            broker.stored.damaged_tails(),
+        )
         failing = stats.failing_seals
         failing_partitions = (
             (broker.state.topic_of_id(topic_id), number) for topic_id, number in failing

@@ -82,7 +82,7 @@ class Compactions:
 
     def start(self, topic: str, *, is_dry_run: bool, is_forced: bool) -> CompactionJob:
         """Start a compaction and return its job. Raises CompactionBusy."""
-        me, clock = self._broker.members().me, self._broker.clock
+        me, clock = self._broker.cluster.members().me, self._broker.clock
         if self._task is not None and not self._task.done():
             running = self._jobs[0]
             raise CompactionBusy(

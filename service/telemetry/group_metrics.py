@@ -69,7 +69,7 @@ class GroupCollector(Collector):
         now_s = self._broker.clock.boot_s()
         groups = [
             (group.group_id, rest_group)
-            for group, rest_group in self._broker.rest_groups.members.groups()
+            for group, rest_group in self._broker.groups.rest.members.groups()
         ]
         rebalances: list[Labelled] = []
         for reason in REASONS:

@@ -134,7 +134,7 @@ class ConnectedClients:
             row.bytes_in += connection_now.bytes_in
             row.bytes_out += connection_now.bytes_out
             row.connected_ms = min(row.connected_ms, connected_ms)
-        me = self._broker.members().me
+        me = self._broker.cluster.members().me
         shown = sorted(rows.values(), key=lambda row: row.order)[:ROWS_MAX]
         return BrokerClients(me.id, me.name, me.number, count, len(shown) < len(rows), shown)
 
@@ -144,7 +144,7 @@ class ConnectedClients:
         brokers = [await self.own(), *answers(others, BrokerClients)]
         answered = {broker.id for broker in brokers}
         # `_ask` does not ask a silent broker again, but clients may still be connected to it.
-        live = self._broker.members().live
+        live = self._broker.cluster.members().live
         missing = [member.name for member in live if member.id not in answered]
         rows = [(broker, row) for broker in brokers for row in broker.rows]
         rows.sort(key=lambda pair: (pair[1].order, pair[0].name))

@@ -81,7 +81,7 @@ class LagTimes:
         start = topic.partitions[place.partition].log_start_offset
         offset = max(place.offset, start)
         try:
-            fetch_result = await self._broker.fetch(
+            fetch_result = await self._broker.records.fetch(
                 topic.name, place.partition, offset, bytes_max=1, records_max=1
             )
         except LogError:

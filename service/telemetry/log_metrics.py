@@ -185,7 +185,7 @@ def _sequencer(stats: BrokerStats) -> tuple[Series, ...]:
 
 
 def _sequencing(broker: Broker) -> Metric:
-    sequencer = broker.members().sequencer
+    sequencer = broker.cluster.members().sequencer
     doc = "the broker that commits for all"
     return gauge("sequencer", doc, ["broker_id"], [([sequencer.name], 1)])
 
@@ -203,7 +203,7 @@ def _sealer(stats: BrokerStats) -> tuple[Series, ...]:
 
 
 def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series, ...]:
-    wal, state, members = stats.wal, broker.state, broker.members()
+    wal, state, members = stats.wal, broker.state, broker.cluster.members()
     partitions = sum(len(topic.partitions) for topic in state.topics.values())
     return (
         (
@@ -237,13 +237,13 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
             "tables_in_doubt",
             "topics whose table is damaged, was changed by another program or is ahead of the WAL, "
             "as this broker found: nothing is sealed into such a table (tidelog repair)",
-            len(broker.doubts()),
+            len(broker.stored.doubts()),
         ),
         (
             "damaged_tails",
             "partitions whose tail has a damaged object, as this broker found: they are sealed up "
             "to the damage (tidelog repair --lost)",
-            len(broker.damaged_tails()),
+            len(broker.stored.damaged_tails()),
         ),
         (
             "holds",

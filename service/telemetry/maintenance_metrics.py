@@ -65,7 +65,7 @@ class MaintenanceCounters:
             last = max(results, key=lambda result: result.at_ms, default=None)
             base_ms = broker.identity.created_ms
             if self.is_running and kind in OF_BROKERS:
-                base_ms = max(base_ms, broker.members().me.started_ms)
+                base_ms = max(base_ms, broker.cluster.members().me.started_ms)
             since_ms = max([base_ms, *(result.success_ms for result in results)])
             facts.append(MaintenanceFacts(kind, max(now_ms - since_ms, 0) / 1000, last))
         return facts

@@ -236,7 +236,7 @@ class RateSampler:
 
     def own(self) -> BrokerRates:
         now, stats = self._sample(), self._log.stats()
-        me, _, sequencer, _ = members = self._log.members()
+        me, _, sequencer, _ = members = self._log.cluster.members()
         return BrokerRates(
             id=me.id,
             name=me.name,

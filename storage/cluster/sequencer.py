@@ -163,7 +163,6 @@ class Sequencer:
         a draft once, and later drafts have higher numbers."""
         self._newest = EntryAnnouncement(0)
         self._is_closing = False
-        wal.subscribers.append(self)
 
     @property
     def target(self) -> Member | None:

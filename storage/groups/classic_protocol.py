@@ -68,10 +68,12 @@ class _Replacement:
 
 @dataclass(eq=False)
 class ClassicGroup:
-    """A group in one term of its coordinator. `term` is 0 until the cluster state has the group.
-    `settled_generation` is the generation in the cluster state. `new_id` makes unique texts. The
-    first rebalance of an empty group waits `delay_s` for more members. Each new generation is also
-    greater than `generation_floor`."""
+    """A group in one term of its coordinator.
+
+    `term` is 0 until the cluster state has the group. `settled_generation` is the generation in the
+    cluster state. `new_id` makes unique texts. The first rebalance of an empty group waits
+    `delay_s` for more members. Each new generation is also greater than `generation_floor`.
+    """
 
     group_id: str
     coordinator: str
@@ -100,8 +102,10 @@ class ClassicGroup:
     def restored(
         cls, group: ConsumerGroup, new_id: Callable[[], str], delay_s: float, now_s: float
     ) -> "ClassicGroup":
-        """Continue a group of the cluster state. Each session begins again. Only a group that
-        `is_preparing` begins a rebalance."""
+        """Continue a group of the cluster state.
+
+        Each session begins again. Only a group that `is_preparing` begins a rebalance.
+        """
         classic_group = cls(
             group.group_id, group.coordinator, group.term, group.generation, new_id, delay_s
         )
@@ -196,8 +200,11 @@ class ClassicGroup:
         return code
 
     def check_commit(self, who: Identity, generation: int, now_s: float) -> GroupCode:
-        """Return NONE if this member may commit offsets now, else the error. A commit counts as a
-        heartbeat. While the group is empty, every client may commit without a generation."""
+        """Return NONE if this member may commit offsets now, else the error.
+
+        A commit counts as a heartbeat. While the group is empty, every client may commit without a
+        generation.
+        """
         if generation < 0 and not self.members:
             return GroupCode.NONE
         code = self._check(who, generation)
@@ -238,8 +245,10 @@ class ClassicGroup:
             self._complete(now_s)
 
     def settled(self, action: SettleGroup, code: GroupCode, now_s: float) -> None:
-        """Note the result of a commit of SettleGroup. If the commit failed, `code` is the answer to
-        the members, and they join again."""
+        """Note the result of a commit of SettleGroup.
+
+        If the commit failed, `code` is the answer to the members, and they join again.
+        """
         if code is GroupCode.NONE:
             self.term = max(self.term, 1)
             self.settled_generation = action.generation
@@ -276,8 +285,10 @@ class ClassicGroup:
         self._look_s = 0.0
 
     def lose(self, reply: OnJoined | OnSynced, now_s: float) -> None:
-        """Remove a waiting request whose client is gone. If the client sends no other request, the
-        session of its member ends."""
+        """Remove a waiting request whose client is gone.
+
+        If the client sends no other request, the session of its member ends.
+        """
         for member in self.members:
             if reply in (member.joining, member.syncing):
                 member.joining = member.syncing = None
@@ -328,8 +339,10 @@ class ClassicGroup:
         return code
 
     def _name(self, request: JoinRequest) -> str:
-        """Return a new member id. It begins with the instance id or the client id, so that people
-        recognise the member."""
+        """Return a new member id.
+
+        It begins with the instance id or the client id, so that people recognise the member.
+        """
         start = request.who.instance_id or request.client_id
         start = "".join(character if character.isprintable() else "_" for character in start)
         unique = self.new_id()

@@ -70,9 +70,12 @@ class GroupKind(Protocol):
     def open(
         self, group_id: str, group: ConsumerGroup | None, *, is_alone: bool
     ) -> "CoordinatedGroup":
-        """Return the soft state of a group at the beginning of this broker's term. `group` is None
-        if the cluster state does not have the group yet. If `is_alone`, no other broker serves its
-        members any more. Raises UnknownMember if a group of this kind cannot be new."""
+        """Return the soft state of a group at the beginning of this broker's term.
+
+        `group` is None if the cluster state does not have the group yet. If `is_alone`, no other
+        broker serves its members any more. Raises UnknownMember if a group of this kind cannot be
+        new.
+        """
 
 
 class CoordinatedGroup(ABC):
@@ -98,8 +101,10 @@ class CoordinatedGroup(ABC):
     @property
     @abstractmethod
     def look_s(self) -> float:
-        """No session ends before this boot time. Requests may move the first end to a later
-        time."""
+        """No session ends before this boot time.
+
+        Requests may move the first end to a later time.
+        """
 
     @property
     @abstractmethod
@@ -116,8 +121,10 @@ class CoordinatedGroup(ABC):
 
     @abstractmethod
     def follow(self, group: ConsumerGroup | None, actions: Sequence[AnyAction]) -> None:
-        """Follow the cluster state, in which the group has changed. `actions` are the actions on
-        the group in the entry that changed it."""
+        """Follow the cluster state, in which the group has changed.
+
+        `actions` are the actions on the group in the entry that changed it.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -125,13 +132,15 @@ class CoordinatedGroup(ABC):
 
 
 class Coordinator:
-    """The groups that this broker coordinates; owned by the log's event loop. `run` is its
-    background task; requests also work without it."""
+    """The groups that this broker coordinates; owned by the log's event loop.
 
-    def __init__(self, broker: Log, coordinators: Coordinators) -> None:
+    `run` is its background task; requests also work without it.
+    """
+
+    def __init__(self, log: Log, coordinators: Coordinators) -> None:
         self.coordinators = coordinators
         self.groups: dict[str, CoordinatedGroup] = {}
-        self._log = broker
+        self._log = log
         self._kinds: list[GroupKind] = []
         self._released_kinds: list[GroupKind] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,7 +153,6 @@ class Coordinator:
         """When `run` looked at the clock last."""
         self._awake_s = -math.inf
         """When the process was awake again after it was suspended."""
-        broker.wal.subscribers.append(self)
 
     def add_kind(self, kind: GroupKind) -> None:
         self._kinds.append(kind)
@@ -170,9 +178,11 @@ class Coordinator:
             raise Unavailable("this broker is shutting down: retry at another broker")
 
     async def coordinate(self, group_id: str, kind: GroupKind) -> CoordinatedGroup:
-        """Return the group, after this broker has become its coordinator. Callers ask `broker_of`
-        first. Raises UnknownMember if the group has members of another kind, and Unavailable if
-        another broker has the group now."""
+        """Return the group, after this broker has become its coordinator.
+
+        Callers ask `broker_of` first. Raises UnknownMember if the group has members of another
+        kind, and Unavailable if another broker has the group now.
+        """
         self.check_serving(kind)
         group = self._log.state.members.get(group_id)
         if group is not None and group.coordinator != self.coordinators.me:
@@ -299,8 +309,10 @@ class Coordinator:
             self.set_timer(coordinated_group)
 
     def set_timer(self, coordinated_group: CoordinatedGroup) -> None:
-        """Let the group tick when it must, and when a session may end. If its timer ends before, it
-        is set again then."""
+        """Let the group tick when it must, and when a session may end.
+
+        If its timer ends before, it is set again then.
+        """
         now_s = self._log.clock.boot_s()
         wake_s = min(coordinated_group.wake_s, max(coordinated_group.look_s, now_s + TICK_S))
         if wake_s >= coordinated_group.timer_s:
@@ -341,8 +353,10 @@ class Coordinator:
     # -- background work
 
     async def run(self, duties: Callable[[], Awaitable[None]]) -> None:
-        """Each ADOPT_S, do the `duties` and take the groups whose coordinator is gone. Meanwhile,
-        note whether the process was suspended."""
+        """Each ADOPT_S, do the `duties` and take the groups whose coordinator is gone.
+
+        Meanwhile, note whether the process was suspended.
+        """
         await asyncio.gather(self._watch_clock(), self._work(duties))
 
     async def _watch_clock(self) -> None:
@@ -383,8 +397,10 @@ def moved(group_id: str) -> Unavailable:
 
 
 async def all_of(duties: Sequence[Awaitable[object]]) -> None:
-    """Run all duties concurrently, so one flush serves all. If a duty is refused, the others
-    continue."""
+    """Run all duties concurrently, so one flush serves all.
+
+    If a duty is refused, the others continue.
+    """
     for failed in await asyncio.gather(*duties, return_exceptions=True):
         if isinstance(failed, LogError) and not is_of_all(failed):
             log.info("a duty of a group is refused: %s", failed)  # normal: the state has changed

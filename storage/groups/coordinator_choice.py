@@ -18,17 +18,22 @@ class Coordinators(Protocol):
         """The name of this process, which no other process had before."""
 
     def of(self, group_id: str, holder: str) -> str:
-        """Return the group's coordinator: `holder`, which the cluster state names, while it is
-        live and does not leave."""
+        """Return the group's coordinator.
+
+        It is `holder`, which the cluster state names, while that is live and does not leave.
+        """
 
     def has_released(self, holder: str) -> bool:
         """Return whether `holder` has announced that it no longer serves members of REST groups."""
 
 
 class Rendezvous:
-    """The choice among several brokers: the holder while it is live, else the live broker with the
-    highest rendezvous hash. Brokers with the same view of live brokers agree. The groups of a
-    failed or leaving broker spread over all other brokers."""
+    """The choice among several brokers.
+
+    The coordinator is the holder while it is live, else the live broker with the highest rendezvous
+    hash. Brokers with the same view of live brokers agree. The groups of a failed or leaving broker
+    spread over all other brokers.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""Whether the member has received the last response with records: the decision before the next
-step.
+"""The outcome of a delivery: whether the member has received the last response with records.
 
 A response is sent, and then it has arrived or is lost. Until this is decided, its records are
 neither committed nor passed over: the member's next read, commit or departure decides. If the
@@ -35,7 +34,9 @@ async def until_sent(instance: Instance) -> None:
 
 async def decide(instance: Instance, read_id: str | None = None) -> None:
     """Mark the records of the last response as delivered, or return to the first of them.
-    `read_id` is the last read whose response the member has, None if the member does not say."""
+
+    `read_id` is the last read whose response the member has, None if the member does not say.
+    """
     sent, positions = instance.sent, instance.positions
     if sent is None or not positions.has_undelivered:
         has_arrived = True

@@ -53,7 +53,9 @@ class GroupRequests:
 
     async def finish(self, commit_delivered: Callable[[], Awaitable[None]]) -> bool:
         """Wait up to RELEASE_S for the requests under way, then commit the delivered offsets.
-        Return whether all requests ended."""
+
+        Return whether all requests ended.
+        """
         if self._under_way:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_S):

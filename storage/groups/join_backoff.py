@@ -1,13 +1,13 @@
-"""Short lives of members: a client with many of them must wait before its next join, so that the
-other members of the group are not rebalanced each time.
+"""The wait of a client whose members had short lives, before its next join.
 
-A member that joins and leaves costs its group two rebalances, and a client in a crash loop would
-cost the group two rebalances every second. So the coordinator counts the short lives of each client
-in each group. A life is short if less than LIFE_S passes between the join and the last request. A
-client with SHORT_LIVES_MAX short lives in WINDOW_S may join at most once in PAUSE_S. The
-coordinator refuses its other joins, with the time to wait. If a member changes its subscription
-within LIFE_S, this counts as a short life, too. Pure: callers give the times. The counts are soft
-state, so after a crash the next coordinator counts from zero.
+So the other members of the group are not rebalanced each time. A member that joins and leaves costs
+its group two rebalances, and a client in a crash loop would cost the group two rebalances every
+second. So the coordinator counts the short lives of each client in each group. A life is short if
+less than LIFE_S passes between the join and the last request. A client with SHORT_LIVES_MAX short
+lives in WINDOW_S may join at most once in PAUSE_S. The coordinator refuses its other joins, with
+the time to wait. If a member changes its subscription within LIFE_S, this counts as a short life,
+too. Pure: callers give the times. The counts are soft state, so after a crash the next coordinator
+counts from zero.
 
 These are the reasons for the numbers. Members that start together, and members that a roll-out
 replaces after more than a minute, have no short lives: no join is held, whatever their number. The
@@ -42,9 +42,12 @@ class MemberHeld(Throttled):
 
 
 class ClientId(NamedTuple):
-    """The identity of a client over the lives of its members: the `group.instance.id` if there is
-    one, else the principal, the `client.id` and the address. It does not have the member's name,
-    because many clients create a new name at each start."""
+    """The identity of a client over the lives of its members.
+
+    It is the `group.instance.id` if there is one, else the principal, the `client.id` and the
+    address. It does not have the member's name, because many clients create a new name at each
+    start.
+    """
 
     instance_id: str
     principal: str
@@ -78,8 +81,10 @@ class Life(NamedTuple):
 
 
 class HeldMember(NamedTuple):
-    """A client whose join was refused and that may not join yet. `member_id` is the name in that
-    join."""
+    """A client whose join was refused and that may not join yet.
+
+    `member_id` is the name in that join.
+    """
 
     client: ClientId
     member_id: str
@@ -89,9 +94,12 @@ class HeldMember(NamedTuple):
 
 @dataclass(slots=True)
 class _Client:
-    """`ends_s` are the times of the last requests of short lives. `silent` is the number of short
-    lives whose members are still in the group. `refused` is the member id of the last refused
-    join. `named_s` is the time of the last log line that named the client."""
+    """`ends_s` are the times of the last requests of short lives.
+
+    `silent` is the number of short lives whose members are still in the group. `refused` is the
+    member id of the last refused join. `named_s` is the time of the last log line that named the
+    client.
+    """
 
     ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=2 * SHORT_LIVES_MAX))
     silent: int = 0
@@ -123,7 +131,9 @@ class ShortLives:
         self, client: ClientId, member_id: str, now_s: float, *, silent: int = 0
     ) -> HeldMember | None:
         """Return the client with the time that its join must wait, or None if it may join now.
-        `silent` is the number of its members that had a short life and are silent for SILENT_S."""
+
+        `silent` is the number of its members that had a short life and are silent for SILENT_S.
+        """
         client_state = self._clients.get(client)
         if client_state is None:
             if silent < SHORT_LIVES_MAX:

@@ -28,6 +28,7 @@ from tidelog.storage.core import levels
 from tidelog.storage.core.actions import (
     AnyAction,
     CommitOffsets,
+    DeleteGroup,
     DeleteOffsets,
     ExpireMember,
     GroupOffset,
@@ -78,14 +79,17 @@ members only while it then has at most as much as is free, so a new principal al
 
 
 class KafkaGroup(CoordinatedGroup):
-    """A classic group at its coordinator: it commits the actions of `classic`, one after the other,
-    and counts the members. `go_on` follows each event."""
+    """A classic group at its coordinator.
 
-    def __init__(self, groups: "KafkaGroups", classic: ClassicGroup) -> None:
+    It commits the actions of `classic`, one after the other, and counts the members. `go_on`
+    follows each event.
+    """
+
+    def __init__(self, log: Log, groups: "KafkaGroups", classic: ClassicGroup) -> None:
         super().__init__(classic.group_id, groups)
         self.classic = classic
         self._groups = groups
-        self._log = groups.log
+        self._log = log
         self._is_committing = False
         self._counts: Counter[str] = Counter()
         self._sizes: Counter[str] = Counter()
@@ -159,8 +163,10 @@ class KafkaGroup(CoordinatedGroup):
         handle: Callable[[Callable[[A], None], float], None],
         on_counted: Callable[[], object] | None = None,
     ) -> A:
-        """Let the group handle a request, and wait for its reply. If the caller is cancelled, the
-        group drops the reply."""
+        """Let the group handle a request, and wait for its reply.
+
+        If the caller is cancelled, the group drops the reply.
+        """
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         reply = partial(_answer, answer)
         handle(reply, self._log.clock.boot_s())
@@ -267,14 +273,16 @@ class KafkaGroup(CoordinatedGroup):
 
 
 class KafkaGroups:
-    """The classic groups that this broker coordinates: a kind of groups. Owned by the log's event
-    loop."""
+    """The classic groups that this broker coordinates: a kind of groups.
+
+    Owned by the log's event loop.
+    """
 
     def __init__(
-        self, broker: Log, coordinator: Coordinator, commits: OffsetCommits, delay_s: float
+        self, log: Log, coordinator: Coordinator, commits: OffsetCommits, delay_s: float
     ) -> None:
         """The first rebalance of an empty group waits `delay_s` for more members."""
-        self.log = broker
+        self._log = log
         self.coordinator = coordinator
         self.used = Shares()
         """All members, and the bytes of their metadata, by principal."""
@@ -287,19 +295,18 @@ class KafkaGroups:
 
     def open(self, group_id: str, group: ConsumerGroup | None, *, is_alone: bool) -> KafkaGroup:
         if group is None:
-            me, floor = self.coordinator.coordinators.me, self.log.state.members.generation_floor
+            me, floor = self.coordinator.coordinators.me, self._log.state.members.generation_floor
             classic = ClassicGroup(group_id, me, 0, floor, self._new_id, self._delay_s)
         else:
-            now_s = self.log.clock.boot_s()
+            now_s = self._log.clock.boot_s()
             classic = ClassicGroup.restored(group, self._new_id, self._delay_s, now_s)
-        return KafkaGroup(self, classic)
+        return KafkaGroup(self._log, self, classic)
 
     def _new_id(self) -> str:
-        return self.log.clock.new_id().hex()
+        return self._log.clock.new_id().hex()
 
     def release(self) -> None:
-        """Answer all waiting requests, and refuse new ones, so that clients go to another
-        broker."""
+        """Answer all waiting requests and refuse new ones, so that clients go elsewhere."""
         self.coordinator.release(self)
 
     # -- requests
@@ -307,8 +314,11 @@ class KafkaGroups:
     async def join(
         self, group_id: str, request: JoinRequest, on_counted: Callable[[], object] | None = None
     ) -> Joined:
-        """Handle JoinGroup. Returns at the end of the join phase. `on_counted` is called when the
-        request is counted among the bytes of members, if it then waits."""
+        """Handle JoinGroup.
+
+        Returns at the end of the join phase. `on_counted` is called when the request is counted
+        among the bytes of members, if it then waits.
+        """
         group = await self._coordinate(group_id, is_new=True)
         if isinstance(group, GroupCode):
             return Joined(group, request.who.member_id)
@@ -338,7 +348,7 @@ class KafkaGroups:
         group = await self._coordinate(group_id)
         if isinstance(group, GroupCode):
             return group
-        return group.classic.heartbeat(who, generation, self.log.clock.boot_s())
+        return group.classic.heartbeat(who, generation, self._log.clock.boot_s())
 
     async def leave(
         self, group_id: str, members: Sequence[Identity]
@@ -357,8 +367,10 @@ class KafkaGroups:
         offsets: list[GroupOffset],
         gone_partitions: Gone,
     ) -> GroupCode:
-        """Commit offsets of a member, or of any client while the group has no members, and delete
-        those of `gone_partitions`. Raises the errors of a commit."""
+        """Commit offsets of a member, or of any client while the group has no members.
+
+        Delete the offsets of `gone_partitions`. Raises the errors of a commit.
+        """
         code = await self._check_commit(group_id, who, generation)
         if code is not GroupCode.NONE or not (offsets or gone_partitions):
             return code
@@ -366,7 +378,7 @@ class KafkaGroups:
         try:
             commit = CommitOffsets(group_id, max(generation, NO_GENERATION), offsets, member_id)
             if gone_partitions:  # one commit: `apply` refuses both actions of an older generation
-                await self.log.submit(commit, DeleteOffsets(group_id, list(gone_partitions)))
+                await self._log.submit(commit, DeleteOffsets(group_id, list(gone_partitions)))
             else:
                 await self._commits.add(commit)
         except GroupNotEmpty:
@@ -374,12 +386,12 @@ class KafkaGroups:
         return GroupCode.NONE
 
     async def _check_commit(self, group_id: str, who: Identity, generation: int) -> GroupCode:
-        members = self.log.state.members
+        members = self._log.state.members
         if generation < 0 and self.group(group_id) is None and not members.has_members(group_id):
             return GroupCode.NONE if self.is_coordinator(group_id) else GroupCode.NOT_COORDINATOR
         group = await self._coordinate(group_id)
         if isinstance(group, KafkaGroup):
-            return group.classic.check_commit(who, generation, self.log.clock.boot_s())
+            return group.classic.check_commit(who, generation, self._log.clock.boot_s())
         if group is GroupCode.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
             return GroupCode.ILLEGAL_GENERATION
         return group
@@ -389,14 +401,17 @@ class KafkaGroups:
         group = self.group(group_id)
         if group is not None and group.classic.members:
             raise GroupNotEmpty(f"group {group_id!r} has members")
-        await self.log.delete_group(group_id)
+        await self._log.submit(DeleteGroup(group_id))
 
     # -- reading
 
     def describe(self, group_id: str) -> Description | None:
-        """Return the group, or None if this broker has no member of the group and the cluster state
-        has no client group of this name."""
-        kafka_group, group = self.group(group_id), self.log.state.members.get(group_id)
+        """Return the group, or None.
+
+        There is none if this broker has no member of it and the cluster state has no client group
+        of this name.
+        """
+        kafka_group, group = self.group(group_id), self._log.state.members.get(group_id)
         if kafka_group is not None and kafka_group.classic.members:
             own = kafka_group.classic
             settled = own.members.settled(
@@ -447,17 +462,19 @@ class KafkaGroups:
         return self.coordinator.other_broker_of(group_id) is None
 
     async def _coordinate(self, group_id: str, *, is_new: bool = False) -> KafkaGroup | GroupCode:
-        """Return the group, after this broker has become its coordinator. Without `is_new`, return
-        UNKNOWN_MEMBER_ID for a group without members."""
+        """Return the group, after this broker has become its coordinator.
+
+        Without `is_new`, return UNKNOWN_MEMBER_ID for a group without members.
+        """
         if not self.is_coordinator(group_id):
             return GroupCode.NOT_COORDINATOR
         if (kafka_group := self.group(group_id)) is not None:
             return kafka_group
-        if not is_new and not self.log.state.members.has_members(group_id):
-            await self.log.wal.refresh()  # another broker may have just settled the group (I3)
-            if not self.log.state.members.has_members(group_id):
+        if not is_new and not self._log.state.members.has_members(group_id):
+            await self._log.wal.refresh()  # another broker may have just settled the group (I3)
+            if not self._log.state.members.has_members(group_id):
                 return GroupCode.UNKNOWN_MEMBER_ID
-        if self.log.state.level < levels.KAFKA:
+        if self._log.state.level < levels.KAFKA:
             return GroupCode.UNSUPPORTED_VERSION
         try:
             group = await self.coordinator.coordinate(group_id, self)

@@ -34,8 +34,11 @@ class GroupPhase(Enum):
 
 
 class Identity(NamedTuple):
-    """A member as requests name it. `instance_id` is empty for a dynamic member. `member_id` may be
-    empty in a first JoinGroup, and in a LeaveGroup that names a static member."""
+    """A member as requests name it.
+
+    `instance_id` is empty for a dynamic member. `member_id` may be empty in a first JoinGroup, and
+    in a LeaveGroup that names a static member.
+    """
 
     member_id: str
     instance_id: str = ""
@@ -48,10 +51,12 @@ CHAR_BYTES = 4
 
 
 class JoinRequest(NamedTuple):
-    """A JoinGroup request. `protocols` are the member's assignors, in the order of its preference,
-    with its metadata for each. If `needs_member_id`, a new dynamic member gets its id in a refusal
-    and joins again (from version 4 on). If `may_skip`, the member understands `skip_assignment`
-    (from version 9 on)."""
+    """A JoinGroup request.
+
+    `protocols` are the member's assignors, in the order of its preference, with its metadata for
+    each. If `needs_member_id`, a new dynamic member gets its id in a refusal and joins again (from
+    version 4 on). If `may_skip`, the member understands `skip_assignment` (from version 9 on).
+    """
 
     who: Identity
     client_id: str
@@ -81,8 +86,11 @@ class JoinedMember(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The answer to JoinGroup. `members` is empty for all members but the leader. If
-    `skip_assignment`, the leader must not compute assignments, because the last ones are valid."""
+    """The answer to JoinGroup.
+
+    `members` is empty for all members but the leader. If `skip_assignment`, the leader must not
+    compute assignments, because the last ones are valid.
+    """
 
     code: GroupCode
     member_id: str
@@ -95,8 +103,11 @@ class Joined(NamedTuple):
 
 
 class SyncRequest(NamedTuple):
-    """A SyncGroup request. The leader sends `assignments` by member id. `protocol_type` and
-    `protocol` are None below version 5."""
+    """A SyncGroup request.
+
+    The leader sends `assignments` by member id. `protocol_type` and `protocol` are None below
+    version 5.
+    """
 
     who: Identity
     generation: int

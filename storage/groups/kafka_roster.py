@@ -21,8 +21,11 @@ from tidelog.storage.state.group_types import ClientMember, ConsumerGroup
 
 @dataclass(slots=True, eq=False)
 class RosterMember:
-    """A member of the group. `joining` or `syncing` is the callback of its waiting request.
-    `heard_s` is the time of its last request."""
+    """A member of the group.
+
+    `joining` or `syncing` is the callback of its waiting request. `heard_s` is the time of its last
+    request.
+    """
 
     member_id: str
     request: JoinRequest
@@ -33,8 +36,10 @@ class RosterMember:
 
     @classmethod
     def restored(cls, member: ClientMember, group: ConsumerGroup, now_s: float) -> "RosterMember":
-        """Continue a member of the cluster state. Of its assignors, the state has only the chosen
-        one."""
+        """Continue a member of the cluster state.
+
+        Of its assignors, the state has only the chosen one.
+        """
         request = JoinRequest(
             Identity(member.member_id, member.instance_id),
             member.config.client_id,
@@ -101,9 +106,12 @@ class Promise(NamedTuple):
 
 
 class Roster:
-    """The members by id, in the order of their joins, and by instance id. The roster counts how
-    many members have each assignor. `size` is the sum of their requests' sizes, and `sizes` has the
-    sums by principal. `counts` has the members and the promised member ids by principal."""
+    """The members by id, in the order of their joins, and by instance id.
+
+    The roster counts how many members have each assignor. `size` is the sum of their requests'
+    sizes, and `sizes` has the sums by principal. `counts` has the members and the promised member
+    ids by principal.
+    """
 
     def __init__(self) -> None:
         self.size = 0

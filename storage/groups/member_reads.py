@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.log import FetchResult
+from tidelog.storage.records import FetchResult
 
 
 class Portion(NamedTuple):
@@ -22,8 +22,10 @@ class AnswerArrival(Protocol):
     """How the caller of a read can learn whether the member has received the records."""
 
     async def has_arrived(self) -> bool:
-        """Return whether the records have arrived. If it is not certain, wait a few seconds for the
-        proof, then return False."""
+        """Return whether the records have arrived.
+
+        If it is not certain, wait a few seconds for the proof, then return False.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +65,10 @@ class Read:
 
 @dataclass(slots=True, eq=False)
 class SentRead:
-    """A read with records whose response was sent, without its records. `arrival` is None if they
-    have arrived."""
+    """A read with records whose response was sent, without its records.
+
+    `arrival` is None if they have arrived.
+    """
 
     read_id: str
     records: int

@@ -56,8 +56,8 @@ class _WaitingCommit(NamedTuple):
 class OffsetCommits:
     """Offset commits of this broker's groups. Owned by the log's event loop; needs no start."""
 
-    def __init__(self, broker: Log) -> None:
-        self._log = broker
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._turn = 0
         self._open: list[_WaitingCommit] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,9 +69,11 @@ class OffsetCommits:
     def commit(
         self, session: MemberSession, offsets: list[GroupOffset], principal: str | None = None
     ) -> "asyncio.Future[None]":
-        """Commit offsets of the member in the name of `principal`. If `principal` is None, commit
-        in the name of the request's client. The future is done when the log has committed or
-        refused the offsets; cancelling it does not stop the commit."""
+        """Commit offsets of the member in the name of `principal`.
+
+        If `principal` is None, commit in the name of the request's client. The future is done when
+        the log has committed or refused the offsets; cancelling it does not stop the commit.
+        """
         group, member, instance, _ = session
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
@@ -103,10 +105,12 @@ class OffsetCommits:
     async def commit_delivered(
         self, groups: Sequence[tuple[ConsumerGroup, RestGroup]], most: int | None = None
     ) -> None:
-        """Auto-commit delivered offsets of members of these groups. Each commit is in the name of
-        the client that created the member, because the first commit of a group decides for whose
-        share the group's offsets count. At most `most` members commit; the next call begins with
-        the member after them."""
+        """Auto-commit delivered offsets of members of these groups.
+
+        Each commit is in the name of the client that created the member, because the first commit
+        of a group decides for whose share the group's offsets count. At most `most` members commit;
+        the next call begins with the member after them.
+        """
         due = [
             MemberSession(group, member, instance, rest_group.term)
             for group, rest_group in groups
@@ -138,8 +142,10 @@ class OffsetCommits:
             await self._log.submit(again)
 
     def _in_next_generation(self, action: CommitOffsets) -> CommitOffsets | None:
-        """Return the commit in the group's current generation, if that is the next one and the
-        member owns all partitions of the commit."""
+        """Return the commit in the group's current generation, if that is the next one.
+
+        Return None also if the member does not own all partitions of the commit.
+        """
         group = self._log.state.members.get(action.group_id)
         member = None if group is None else group.members.get(action.member_id)
         if group is None or member is None or group.generation != action.generation + 1:

@@ -41,8 +41,10 @@ class _Matches:
 
 
 class _Found(NamedTuple):
-    """The topics of a pattern and a principal, found in the first `compared` names with these ACLs
-    (`version` is the version of `access`)."""
+    """The topics of a pattern and a principal.
+
+    They are those of the first `compared` names, with the ACLs of this `version` of `access`.
+    """
 
     compared: int
     access: Access
@@ -53,8 +55,8 @@ class _Found(NamedTuple):
 class PatternTopics:
     """The topics of subscriptions by pattern. Owned by the log's event loop."""
 
-    def __init__(self, broker: Log, may_describe: TopicFilter) -> None:
-        self._log = broker
+    def __init__(self, log: Log, may_describe: TopicFilter) -> None:
+        self._log = log
         self._may_describe = may_describe
         self._names: list[str] = []  # of all topics since the last drop, also of deleted ones
         self._known: set[str] = set()  # the same names
@@ -73,8 +75,10 @@ class PatternTopics:
 
     async def find(self, pattern: str, principal: str) -> list[str]:
         """Return, sorted, the topics that match the pattern and that the principal may describe.
+
         Only names that `add_new_names` added are compared. Raises InvalidRequest if the pattern is
-        not valid, or if it finds more than GROUP_TOPICS_MAX topics."""
+        not valid, or if it finds more than GROUP_TOPICS_MAX topics.
+        """
         names = await self._matching(pattern)
         state, compared = self._log.state, self._matches[pattern].compared
         last = self._found.get((pattern, principal))
@@ -111,8 +115,10 @@ class PatternTopics:
             del self._matches[pattern]
 
     async def update(self, groups: Iterable[ConsumerGroup]) -> None:
-        """Find the topics of all subscriptions by pattern again, because topics or permissions may
-        have changed. Commit the changed subscriptions."""
+        """Find the topics of all subscriptions by pattern again.
+
+        Topics or permissions may have changed. Commit the changed subscriptions.
+        """
         members = [
             (group, member)
             for group in groups

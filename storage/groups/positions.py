@@ -14,10 +14,12 @@ from tidelog.storage.core.model import TopicIdPartition
 
 @dataclass(slots=True)
 class Position:
-    """Offsets of one partition. `next` is the next offset to read. `delivered` is the end of the
-    records that the instance certainly received. `committed` is `delivered` at the last commit. If
-    the instance itself commits another offset, that offset stays committed until more records are
-    delivered."""
+    """Offsets of one partition.
+
+    `next` is the next offset to read. `delivered` is the end of the records that the instance
+    certainly received. `committed` is `delivered` at the last commit. If the instance itself
+    commits another offset, that offset stays committed until more records are delivered.
+    """
 
     next: int
     delivered: int
@@ -45,8 +47,7 @@ class Positions:
         self._held[partition] = Position(offset, offset, offset)
 
     def retain(self, owned: Iterable[TopicIdPartition]) -> None:
-        """Drop partitions that are not in `owned`, because the instance must not commit their
-        offsets."""
+        """Drop partitions that are not in `owned`: the instance must not commit their offsets."""
         kept_partitions = set(owned)
         for partition in [
             partition for partition in self._held if partition not in kept_partitions
@@ -54,8 +55,10 @@ class Positions:
             del self._held[partition]
 
     def acknowledge(self) -> None:
-        """Mark all records that were sent as delivered. Call this after the instance's next
-        request."""
+        """Mark all records that were sent as delivered.
+
+        Call this after the instance's next request.
+        """
         for position in self._held.values():
             if position.delivered != position.next:
                 position.delivered = position.next
@@ -71,8 +74,7 @@ class Positions:
         return any(position.next != position.delivered for position in self._held.values())
 
     def deliver(self, partition: TopicIdPartition, offset: int) -> None:
-        """Mark sent records before `offset` as delivered, because the instance commits this
-        offset."""
+        """Mark sent records before `offset` as delivered: the instance commits this offset."""
         position = self._held.get(partition)
         if position is not None and position.delivered < offset <= position.next:
             position.delivered = offset

@@ -1,5 +1,8 @@
-"""The rebalances of one group, as its coordinator saw them: how many for each reason, and how long
-until all members read again. Pure: callers give the times."""
+"""The rebalances of one group, as its coordinator saw them.
+
+It counts them for each reason, and how long it took until all members read again. Pure: callers
+give the times.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -33,9 +36,11 @@ class Rebalances:
         actions: Collection[AnyAction],
         now_s: float,
     ) -> None:
-        """Compare the group with its last known state. `actions` are the actions on the group in
-        the entry that changed the group. If all members had read since the last rebalance, begin to
-        measure the time until all members read again."""
+        """Compare the group with its last known state.
+
+        `actions` are the actions on the group in the entry that changed the group. If all members
+        had read since the last rebalance, begin to measure the time until all members read again.
+        """
         if generation != self._generation:
             self.counts[reason_of(self._inputs, inputs, actions)] += 1
             self._inputs, self._generation = inputs, generation
@@ -57,15 +62,19 @@ class Rebalances:
                 self._last_s = now_s - self._since_s
 
     def seconds(self, now_s: float) -> float:
-        """Return how long it took after a rebalance until all members read again. If some have not
-        read yet, return the time until now."""
+        """Return how long it took after a rebalance until all members read again.
+
+        If some have not read yet, return the time until now.
+        """
         return now_s - self._since_s if self.waiting else self._last_s
 
 
 def reason_of(before: Inputs, after: Inputs, actions: Iterable[AnyAction]) -> str:
-    """Return why a group was rebalanced, from its inputs before and after. `actions` are the
-    entry's actions on the group. They show whether a member whose subscription ended has left or
-    expired."""
+    """Return why a group was rebalanced, from its inputs before and after.
+
+    `actions` are the entry's actions on the group. They show whether a member whose subscription
+    ended has left or expired.
+    """
     had, has = before.subscriptions.keys(), after.subscriptions.keys()
     kinds = {type(action) for action in actions}
     if had - has:

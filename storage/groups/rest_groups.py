@@ -44,6 +44,7 @@ from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
 from tidelog.storage.groups.rest_members import Instance, MemberSession, RestMembers
 from tidelog.storage.log import Log
+from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.state.group_types import GroupMember
 
@@ -56,22 +57,26 @@ default."""
 
 
 class RestGroups:
-    """The REST groups that this broker coordinates, owned by the log's event loop. A call takes the
-    group over from another coordinator."""
+    """The REST groups that this broker coordinates, owned by the log's event loop.
+
+    A call takes the group over from another coordinator.
+    """
 
     def __init__(
         self,
-        broker: Log,
+        log: Log,
+        records: ClusterRecords,
         coordinator: Coordinator,
         commits: OffsetCommits,
         may_describe: TopicFilter = all_topics,
     ) -> None:
         self.coordinator = coordinator
-        self.members = RestMembers(broker, coordinator)
+        self.members = RestMembers(log, coordinator)
         self.requests = GroupRequests()
-        self._log = broker
+        self._log = log
+        self._records = records
         self._commits = commits
-        self._patterns = PatternTopics(broker, may_describe)
+        self._patterns = PatternTopics(log, may_describe)
 
     def release(self) -> None:
         """Serve no member from now on."""
@@ -89,8 +94,11 @@ class RestGroups:
         assignor: str = "",
         host: str | None = None,
     ) -> None:
-        """Create the instance. `host` is the client's address; if it is None, the join is not held.
-        Raises MemberExists, InvalidRequest, Throttled (also as MemberHeld)."""
+        """Create the instance.
+
+        `host` is the client's address; if it is None, the join is not held. Raises MemberExists,
+        InvalidRequest, Throttled (also as MemberHeld).
+        """
         client = None if host is None else client_of(config, instance_id, host)
         self.members.admit(group_id, member_id, client)
         me = self.coordinator.coordinators.me
@@ -99,8 +107,10 @@ class RestGroups:
         rest_group.instances[member_id] = self.members.new_instance(client)
 
     async def leave(self, group_id: str, member_id: str) -> None:
-        """Commit what the member read, if it has auto-commit. Then remove it. Raises
-        UnknownMember."""
+        """Commit what the member read, if it has auto-commit.
+
+        Then remove it. Raises UnknownMember.
+        """
         session = await self.members.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
             await delivery_outcome.acknowledge(session.instance)
@@ -111,10 +121,12 @@ class RestGroups:
     async def subscribe(
         self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
     ) -> None:
-        """Subscribe to these topics, or to the topics that match the pattern now and later. With
-        neither topics nor a pattern, the member reads nothing. Return when the assignment is made
-        and its start positions are found, so a start at the end of the log means the end at this
-        time. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
+        """Subscribe to these topics, or to the topics that match the pattern now and later.
+
+        With neither topics nor a pattern, the member reads nothing. Return when the assignment is
+        made and its start positions are found, so a start at the end of the log means the end at
+        this time. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld.
+        """
         session = await self.members.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
@@ -131,8 +143,10 @@ class RestGroups:
     async def assign(
         self, group_id: str, member_id: str, partitions: Sequence[TopicPartition]
     ) -> None:
-        """Assign partitions manually; other members may read them too. Raises UnknownTopic,
-        UnknownPartition, AssignedOtherwise, UnknownMember."""
+        """Assign partitions manually; other members may read them too.
+
+        Raises UnknownTopic, UnknownPartition, AssignedOtherwise, UnknownMember.
+        """
         session = await self.members.heartbeat(group_id, member_id)
         owned = [await self._owned(topic_partition) for topic_partition in partitions]
         await self._log.submit(AssignByHand(group_id, member_id, owned))
@@ -147,8 +161,11 @@ class RestGroups:
     async def seek(
         self, group_id: str, member_id: str, positions: Mapping[TopicPartition, int]
     ) -> None:
-        """Set positions. They are in the WAL, so the next coordinator has them too. Raises
-        NotAssigned, UnknownMember."""
+        """Set positions.
+
+        They are in the WAL, so the next coordinator has them too. Raises NotAssigned,
+        UnknownMember.
+        """
         session = await self.members.heartbeat(group_id, member_id)
         await self._seek(
             session,
@@ -183,9 +200,12 @@ class RestGroups:
         session.instance.wake()
 
     def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
-        """Set positions, but not of partitions that the member lost, because the member would read
-        from these positions when it gets the partitions back. Raises UnknownMember, or Unavailable
-        if the group has moved to another coordinator, which may have read the old positions."""
+        """Set positions, but not of partitions that the member lost.
+
+        The member would read from these positions when it gets the partitions back. Raises
+        UnknownMember, or Unavailable if the group has moved to another coordinator, which may have
+        read the old positions.
+        """
         _, member, instance, _ = self.members.revalidate(session)
         owned = set(member.owned)
         for partition, offset in positions.items():
@@ -198,8 +218,11 @@ class RestGroups:
         _ = await self._position(self.members.revalidate(session))
 
     async def _position(self, session: MemberSession) -> MemberSession:
-        """Find unknown positions of the member's partitions. A start at the end of the log is
-        committed as a `Seek`, because another coordinator must not start at a later end."""
+        """Find unknown positions of the member's partitions.
+
+        A start at the end of the log is committed as a `Seek`, because another coordinator must not
+        start at a later end.
+        """
         session.instance.positions.retain(session.member.owned)
         if not _unknown(session):
             return session
@@ -257,15 +280,16 @@ class RestGroups:
         check: PortionCheck | None = None,
         received: str | None = None,
     ) -> AsyncIterator[Read]:
-        """Yield the next records of the member's partitions within the bounds, but at least one
-        record if there is any. Waits up to `wait_s` for the first record. If the context ends
-        without an error, and the records then arrive (groups.delivery_outcome), they are not
-        returned again. `received` is the `read_id` of the last records that the member has.
-        One read of a member runs at a time; a second one waits, within `wait_s`. The wait
-        for the previous response is not part of `wait_s`, because the client may have this
-        response before this broker knows. Raises UnknownMember, Unavailable. The error of a
-        partition (Corrupt, or from `check`) is raised only if no other partition has
-        records."""
+        """Yield the next records of the member's partitions within the bounds.
+
+        They are at least one record if there is any. Waits up to `wait_s` for the first record. If
+        the context ends without an error, and the records then arrive (groups.delivery_outcome),
+        they are not returned again. `received` is the `read_id` of the last records that the member
+        has. One read of a member runs at a time; a second one waits, within `wait_s`. The wait for
+        the previous response is not part of `wait_s`, because the client may have this response
+        before this broker knows. Raises UnknownMember, Unavailable. The error of a partition
+        (Corrupt, or from `check`) is raised only if no other partition has records.
+        """
         deadline = asyncio.get_running_loop().time() + wait_s
         session = await self.members.heartbeat(group_id, member_id)
         instance = session.instance
@@ -358,7 +382,7 @@ class RestGroups:
             keys.append((topic.name, partition.partition))
         instance.waiter = asyncio.get_running_loop().create_future()
         try:
-            return await self._log.wait_any(keys, instance.waiter, deadline)
+            return await self._records.wait_any(keys, instance.waiter, deadline)
         finally:
             instance.waiter = None
 
@@ -366,8 +390,10 @@ class RestGroups:
         self, session: MemberSession, bounds: ReadBounds, check: PortionCheck | None
     ) -> tuple[list[Portion], LogError | None]:
         """Read the partitions in turn; each portion lets the next call begin one partition later.
+
         After an error, continue with the next partition. Return the portions and the first error.
-        Damage counts as an error only if all partitions are damaged."""
+        Damage counts as an error only if all partitions are damaged.
+        """
         _, member, instance, _ = session
         owned, portions, (budget, records, _) = list(member.owned), [], bounds
         failure: LogError | None = None
@@ -381,7 +407,7 @@ class RestGroups:
             }:
                 continue
             try:
-                fetched = await self._log.fetch(
+                fetched = await self._records.fetch(
                     topic.name, partition.partition, offset, bytes_max=budget, records_max=records
                 )
                 portion = Portion(partition, topic.name, offset, fetched)
@@ -421,9 +447,11 @@ class RestGroups:
         session: MemberSession,
         offsets: Mapping[TopicPartition, tuple[int, str]] | None = None,
     ) -> None:
-        """Commit these offsets (each of the next record to read) with metadata. If `offsets` is
-        None, commit all records that were returned. Raises UnknownTopic, UnknownPartition,
-        UnknownMember, IllegalGeneration."""
+        """Commit these offsets (each of the next record to read) with metadata.
+
+        If `offsets` is None, commit all records that were returned. Raises UnknownTopic,
+        UnknownPartition, UnknownMember, IllegalGeneration.
+        """
         if offsets is None:
             await delivery_outcome.acknowledge(session.instance)
             await self._commits.commit_due(session)
@@ -464,8 +492,10 @@ class RestGroups:
         )
 
     async def _owned(self, topic_partition: TopicPartition) -> TopicIdPartition:
-        """Look up the topic's id. If the partition is not known, refresh the WAL (I3) and look
-        again."""
+        """Look up the topic's id.
+
+        If the partition is not known, refresh the WAL (I3) and look again.
+        """
         if (partition := self._known(topic_partition)) is not None:
             return partition
         await self._log.wal.refresh()

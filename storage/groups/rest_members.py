@@ -1,5 +1,6 @@
-"""The members of REST groups at the coordinator of their groups: it tracks their heartbeats and
-expires silent members. `Instance` is its soft state of one member.
+"""The members of REST groups at the coordinator of their groups.
+
+It tracks their heartbeats and expires silent members. `Instance` is its soft state of one member.
 
 A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
 then, both could serve a member, from different positions. A client could then get records again
@@ -56,13 +57,15 @@ wait for HANDOVER_S when their coordinator is replaced."""
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A coordinator's soft state of a member. `lock` serialises reads, `finding` serialises
-    searches for start positions. `sending` is done when the last response is sent or lost. `sent`
-    is the last response with records until its arrival is decided (groups.delivery_outcome). A
-    result of `waiter` makes a waiting read look for records again. From `alone_s` on, no other
-    broker serves the member. `damaged` are the partitions whose last read found damage. `client` is
-    None if this broker did not take the join. `is_awaited` is True if the member has not read since
-    the last rebalance."""
+    """A coordinator's soft state of a member.
+
+    `lock` serialises reads, `finding` serialises searches for start positions. `sending` is done
+    when the last response is sent or lost. `sent` is the last response with records until its
+    arrival is decided (groups.delivery_outcome). A result of `waiter` makes a waiting read look for
+    records again. From `alone_s` on, no other broker serves the member. `damaged` are the
+    partitions whose last read found damage. `client` is None if this broker did not take the join.
+    `is_awaited` is True if the member has not read since the last rebalance.
+    """
 
     heard_s: float
     polled_s: float
@@ -92,7 +95,7 @@ class RestGroup(CoordinatedGroup):
 
     def __init__(
         self,
-        broker: Log,
+        log: Log,
         coordinator: Coordinator,
         kind: "RestMembers",
         group: ConsumerGroup,
@@ -103,10 +106,10 @@ class RestGroup(CoordinatedGroup):
         self.rebalances = Rebalances(group.inputs, group.generation)
         self.short_lives = ShortLives()
         self.instances: dict[str, Instance] = {}
-        self._log = broker
+        self._log = log
         self._coordinator = coordinator
         self._term = group.term
-        self._since_s = broker.clock.boot_s()
+        self._since_s = log.clock.boot_s()
         self.alone_s = self._since_s + (0.0 if is_alone else HANDOVER_S)
         self._look_s = 0.0
         self._is_expiring = False
@@ -203,11 +206,13 @@ class MemberSession(NamedTuple):
 
 
 class RestMembers:
-    """The members of the REST groups that this broker coordinates: a kind of groups. A call takes
-    the group over from another coordinator."""
+    """The members of the REST groups that this broker coordinates: a kind of groups.
 
-    def __init__(self, broker: Log, coordinator: Coordinator) -> None:
-        self._log = broker
+    A call takes the group over from another coordinator.
+    """
+
+    def __init__(self, log: Log, coordinator: Coordinator) -> None:
+        self._log = log
         self._coordinator = coordinator
         coordinator.add_kind(self)
 
@@ -241,8 +246,10 @@ class RestMembers:
         return MemberSession(group, member, instance, rest_group.term)
 
     def _known(self, group_id: str, member_id: str) -> MemberSession | None:
-        """If the member is known in this term (the usual case), record its heartbeat. If not,
-        return None."""
+        """If the member is known in this term (the usual case), record its heartbeat.
+
+        If not, return None.
+        """
         group, rest_group = self._log.state.members.get(group_id), self.group(group_id)
         if group is None or rest_group is None:
             return None
@@ -260,16 +267,21 @@ class RestMembers:
         return group, member
 
     def revalidate(self, session: MemberSession) -> MemberSession:
-        """Return the member's current state. Raises UnknownMember, or Unavailable if the group has
-        moved to another coordinator."""
+        """Return the member's current state.
+
+        Raises UnknownMember, or Unavailable if the group has moved to another coordinator.
+        """
         group, member = self.look(session.group.group_id, session.member.member_id)
         if group.term != session.term or self._coordinator.is_released(self):
             raise moved(group.group_id)
         return session._replace(group=group, member=member)
 
     async def wait_for_exclusive(self, session: MemberSession) -> MemberSession:
-        """Wait until no other broker serves the member. The state then has all offsets that the
-        member committed before. Raises the errors of `revalidate`."""
+        """Wait until no other broker serves the member.
+
+        The state then has all offsets that the member committed before. Raises the errors of
+        `revalidate`.
+        """
         left_s = session.instance.alone_s - self._log.clock.boot_s()
         if left_s > 0:
             await asyncio.sleep(left_s)
@@ -277,8 +289,10 @@ class RestMembers:
         return self.revalidate(session)
 
     async def refresh(self, session: MemberSession) -> MemberSession:
-        """Return the member, from a view that is at most VIEW_AGE_MAX_S old. Raises the errors of
-        `revalidate`, and Unavailable if the store answers too slowly."""
+        """Return the member, from a view that is at most VIEW_AGE_MAX_S old.
+
+        Raises the errors of `revalidate`, and Unavailable if the store answers too slowly.
+        """
         if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
             await self._log.wal.refresh()
             if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
@@ -299,9 +313,12 @@ class RestMembers:
         return Instance(now_s, now_s, client, now_s)
 
     def admit(self, group_id: str, member_id: str, client: ClientId | None) -> None:
-        """Accept a join, of no client's if `client` is None. Raises Unavailable after the release,
-        and MemberHeld if the client had too many short lives. In a group without other members,
-        every join is accepted. Takes ~0.1 us for each member of the group."""
+        """Accept a join, of no client's if `client` is None.
+
+        Raises Unavailable after the release, and MemberHeld if the client had too many short lives.
+        In a group without other members, every join is accepted. Takes ~0.1 us for each member of
+        the group.
+        """
         self._coordinator.check_serving(self)
         rest_group, group = self.group(group_id), self._log.state.members.get(group_id)
         if client is None or rest_group is None or group is None:
@@ -321,9 +338,11 @@ class RestMembers:
         raise error
 
     def admit_change(self, session: MemberSession, topics: Sequence[str], pattern: str) -> None:
-        """Accept a subscription. If the member changes a subscription after less than LIFE_S, the
-        change counts as a short life, because a change also rebalances the other members. Raises
-        MemberHeld."""
+        """Accept a subscription.
+
+        If the member changes a subscription after less than LIFE_S, the change counts as a short
+        life, because a change also rebalances the other members. Raises MemberHeld.
+        """
         group, member, instance, _ = session
         client, rest_group = instance.client, self.group(group.group_id)
         if client is None or rest_group is None:
@@ -344,8 +363,10 @@ class RestMembers:
     # -- the groups of this broker
 
     async def coordinate(self, group_id: str) -> RestGroup:
-        """Return the group, after this broker has become its coordinator. Raises UnknownMember if
-        there is no such group, and Unavailable."""
+        """Return the group, after this broker has become its coordinator.
+
+        Raises UnknownMember if there is no such group, and Unavailable.
+        """
         rest_group = await self._coordinator.coordinate(group_id, self)
         assert isinstance(rest_group, RestGroup)
         return rest_group
@@ -366,8 +387,7 @@ class RestMembers:
 
 
 def _is_gone(instance: Instance, client: ClientId, now_s: float) -> bool:
-    """Return whether the instance's member, created by this client, had a short life and has sent
-    no request for SILENT_S."""
+    """Return whether this client's instance had a short life and is silent for SILENT_S."""
     return (
         instance.client == client
         and now_s - instance.heard_s > SILENT_S
@@ -377,8 +397,11 @@ def _is_gone(instance: Instance, client: ClientId, now_s: float) -> bool:
 
 
 def _count_life(lives: ShortLives, group: ConsumerGroup | None, instance: Instance) -> None:
-    """Count the life of a removed member. A static member that another member replaced is not
-    counted, because the group was not rebalanced."""
+    """Count the life of a removed member.
+
+    A static member that another member replaced is not counted, because the group was not
+    rebalanced.
+    """
     client = instance.client
     if client is None or not instance.has_subscribed:
         return

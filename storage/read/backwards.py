@@ -17,7 +17,7 @@ FIRST_LENGTH_MAX = 64
 
 
 class ForwardFetch(Protocol):
-    """`Log.fetch` of one partition."""
+    """`ClusterRecords.fetch` of one partition."""
 
     async def __call__(
         self, offset: int, *, bytes_max: int, records_max: int, offset_end: int
@@ -44,7 +44,7 @@ async def fetch_before(
 
     Each read returns at most `bounds.bytes_max` bytes. If retention moves the log start meanwhile,
     the result begins at the new log start. If an older record is damaged, return the records after
-    it. Raises the errors of `Log.fetch`.
+    it. Raises the errors of `ClusterRecords.fetch`.
     """
     pieces: list[ReadBatch] = []
     budget, records = bounds.bytes_max, bounds.records_max

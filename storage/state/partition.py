@@ -12,6 +12,7 @@ from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import producer_batches
 from tidelog.storage.codec.producer_batches import KeptBatches
 from tidelog.storage.core.actions import KAFKA_CODEC, Append, Chunk
+from tidelog.storage.core.errors import OffsetOutOfRange
 from tidelog.storage.core.model import Part
 
 LOST = "lost"
@@ -161,6 +162,20 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     high_watermark: int = 0
     tail_bytes: int = 0
     tail: list[TailChunk] = msgspec.field(default_factory=list)
+
+    def check_range(self, topic: str, number: int, offset: int) -> None:
+        """Raise OffsetOutOfRange unless the offset is one of the partition, or its end.
+
+        The error names the topic and this partition's number.
+        """
+        if not self.log_start_offset <= offset <= self.high_watermark:
+            raise OffsetOutOfRange(
+                topic,
+                number,
+                offset,
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.high_watermark,
+            )
 
     def tail_index(self, offset: int) -> int:
         """Return the index in `tail` of the element with `offset`, which must be in the tail."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
 from tidelog.storage.codec import entry as entries
@@ -181,9 +181,13 @@ class WalView:
         await view.load()
         return view
 
-    async def load(self) -> None:
-        """Load the state: the newest checkpoint and all entries after it. Raises Corrupt."""
+    async def load(self, subscribers: Iterable[Subscriber] = ()) -> None:
+        """Load the state: the newest checkpoint and all entries after it.
+
+        From now on, call the subscribers. Raises Corrupt.
+        """
         async with self._turn:
+            self.subscribers = list(subscribers)
             await self._load()
 
     async def close(self) -> None:

@@ -23,12 +23,12 @@ from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import change_bounds
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, SetBounds, TakeHold
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.elapsed import STEP_MS_MAX
@@ -107,7 +107,7 @@ def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: P
     backed_up(root, place)
     made = restored(place, target)
     with BrokerLog(target) as broker:
-        assert broker.log.wal.cluster.cluster_id == made.cluster_id
+        assert broker.log._log.wal.cluster.cluster_id == made.cluster_id
         broker.append("t", {0: [b"later"]})
         broker.seal("t")
         broker.create("v", 1)
@@ -366,7 +366,7 @@ def test_backup_has_deleted_seal(
         assert broker.seal("u") == 1
 
 
-async def log_with_garbage(inner: MemoryStore) -> Log:
+async def log_with_garbage(inner: MemoryStore) -> Broker:
     log = await log_with(inner, [["a"], ["b"], ["c"]])
     for _ in range(2):  # the base is the older of two checkpoints
         async with caring(inner) as cluster:
@@ -434,7 +434,7 @@ async def test_backup_begins_by_bounds_in_effect(first_h: int, then_h: int) -> N
             for number in range(hours * 6):
                 inner.now_ms += STEP_MS_MAX
                 log.clock.advance(STEP_MS_MAX / 1000)
-                await log.alter_topic("t", {"segment.ms": "5000"})
+                await log.topics.alter("t", {"segment.ms": "5000"})
                 if number % 6 == 0:
                     await collect(cluster, await plan(cluster, Grace()))
 
@@ -491,7 +491,7 @@ class Place(MemoryStore):
         return [info.key async for info in self.list(prefix)]
 
 
-async def jumps(log: Log, count: int) -> None:
+async def jumps(log: Broker, count: int) -> None:
     """The clock of a broker jumps, and after each jump the broker commits an entry."""
     await append(log, "before", topic="u")
     for _ in range(count):
@@ -510,11 +510,11 @@ async def backed_up_with_jumps(
     inner = MemoryStore()
     log = await log_with(inner, [["a"], ["b"]])
     try:
-        await log.create_topic("u", 1, {})
+        await log.topics.create("u", 1, {})
         async with caring(inner) as cluster:
             if keep is not None:
                 await backup(cluster, place)
-                await log.delete_topic("t")
+                await log.topics.delete("t")
                 inner.now_ms += 100 * 3_600_000
                 await collect(cluster, await plan(cluster, Grace(wal_ms=0, table_ms=0)))
 

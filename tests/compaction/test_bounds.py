@@ -32,18 +32,18 @@ async def test_brokers_obey_change_of_bounds(inner: MemoryStore) -> None:
         assert cluster.state.bounds.now == Bounds()
         changed = await change_bounds(cluster, SetBounds(1_200_000, 7_200_000), is_dry=False)
         assert changed == planned
-    assert broker.wal.view_age_max_s == 600
-    await broker.wal.refresh()
-    assert broker.wal.view_age_max_s == 1200
-    await broker.wal.checkpoint()
+    assert broker._log.wal.view_age_max_s == 600
+    await broker._log.wal.refresh()
+    assert broker._log.wal.view_age_max_s == 1200
+    await broker._log.wal.checkpoint()
     later = await opened(inner, USUAL)
     async with closing(broker, later):
-        assert later.wal.view_age_max_s == 1200
+        assert later._log.wal.view_age_max_s == 1200
 
 
 async def test_a_lowered_grace_is_shown_as_waiting_and_is_obeyed_later(inner: MemoryStore) -> None:
     broker = await opened(inner, USUAL)
-    await broker.create_topic("t", 1, {})
+    await broker.topics.create("t", 1, {})
     async with closing(broker), caring(inner) as cluster:
         bound_states = await change_bounds(cluster, SetBounds(file_grace_ms=HOUR_MS), is_dry=False)
         wait_ms = 24 * HOUR_MS + STEP_MS_MAX
@@ -51,7 +51,7 @@ async def test_a_lowered_grace_is_shown_as_waiting_and_is_obeyed_later(inner: Me
         for _ in range(wait_ms // STEP_MS_MAX):
             assert cluster.state.bounds.now.file_grace_ms == 24 * HOUR_MS
             broker.clock.advance(STEP_MS_MAX / 1000)
-            await broker.alter_topic("t", {"retention.ms": "1"})
+            await broker.topics.alter("t", {"retention.ms": "1"})
         assert (await bounds_of(cluster))[2][1:] == (HOUR_MS, HOUR_MS, 0)
 
 

@@ -31,7 +31,7 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.records import FetchResult
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
@@ -102,18 +102,18 @@ async def test_i9_entries_of_a_tail_are_kept(inner: MemoryStore) -> None:
         await append(log, "c")
         lies_in = log.state.seq
         for _ in range(4):
-            await log.alter_topic("t", {"segment.ms": "5000"})
+            await log.topics.alter("t", {"segment.ms": "5000"})
             await runs(inner, 1, hours=2)
         assert (await numbers(inner))[0] == lies_in
         assert len(await numbers(inner)) < log.state.seq - lies_in
         await assert_whole(inner, ["a", "b", "c"])
         await log.refresh()  # the store's clock is hours ahead of what this broker has seen
-        await log.seal("t")
+        await log.records.seal("t")
         # Sealed, but a reader that planned a read before that has an hour.
-        await log.alter_topic("t", {"segment.ms": "5000"})
+        await log.topics.alter("t", {"segment.ms": "5000"})
         await runs(inner, 1, hours=0.9)
         assert (await numbers(inner))[0] == lies_in
-        await log.alter_topic("t", {"segment.ms": "5000"})
+        await log.topics.alter("t", {"segment.ms": "5000"})
         await runs(inner, 3, hours=2)
         assert (await numbers(inner))[0] > lies_in
         await assert_whole(inner, ["a", "b", "c"])
@@ -164,20 +164,20 @@ async def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix(inner: Mem
     async with closing(await log_with(inner, SEGMENTS, partitions=2)) as log:
         old = log.state.topic("t").prefix
         await inner.create(f"{old}/_delta_log/00000000000000000000.json", [b"{}"])
-        await log.delete_topic("t")
-        await log.create_topic("t", 1, {})
+        await log.topics.delete("t")
+        await log.topics.create("t", 1, {})
         await append(log, "anew")
-        await log.seal("t")
+        await log.records.seal("t")
         for hours in range(4):
-            await log.alter_topic("t", {"segment.ms": "5000"})
+            await log.topics.alter("t", {"segment.ms": "5000"})
             await runs(inner, 1)
             if hours < 3:
-                await log.wal.refresh()
+                await log._log.wal.refresh()
                 assert len(log.state.deleted) == 1
                 assert len(await listed(inner, f"{old}/")) == 7
         inner.now_ms = max(inner.now_ms, log.clock.now_ms() + 5 * HOUR_MS)
         await runs(inner, 2)
-        await log.wal.refresh()
+        await log._log.wal.refresh()
         assert await listed(inner, f"{old}/") == []
         assert log.state.deleted == []
         assert await read_values(log) == ["anew"]
@@ -220,12 +220,12 @@ async def test_i9_suspended_read_has_current_segments(inner: MemoryStore, is_by_
             reading: asyncio.Task[FetchResult] | asyncio.Task[int | None]
             if is_by_time:
                 reading = asyncio.create_task(
-                    sleeper.offset_for_timestamp("t", 0, TIME_MS + HOUR_MS)
+                    sleeper.records.offset_for_timestamp("t", 0, TIME_MS + HOUR_MS)
                 )
             else:
-                reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
+                reading = asyncio.create_task(sleeper.records.fetch("t", 0, 2, bytes_max=1000))
             await gate.reached.wait()
-            await log.seal("t")
+            await log.records.seal("t")
             while lies_in in await listed(inner):
                 await append(log, "later")
                 await runs(inner, 1, hours=2)
@@ -267,13 +267,13 @@ async def test_what_a_probe_left_goes() -> None:
         assert await listed(inner, object_keys.PROBE) == []
 
 
-async def due(inner: MemoryStore) -> Log:
+async def due(inner: MemoryStore) -> Broker:
     """A log with garbage of every kind to collect, all old enough."""
     log = await log_with(inner, SEGMENTS)
-    await log.create_topic("gone", 1, {})
+    await log.topics.create("gone", 1, {})
     await append(log, "x", topic="gone")
-    await log.seal("gone")
-    await log.delete_topic("gone")
+    await log.records.seal("gone")
+    await log.topics.delete("gone")
     async with caring(inner) as cluster:
         await delete_records(cluster, "t", {0: 2}, is_dry=False)
     inner.now_ms = log.clock.now_ms()
@@ -370,7 +370,7 @@ async def test_i9_suspended_collector_deletes_no_live_object(inner: MemoryStore)
         await collect(other, await plan(other, GRACE))
         for text in "klm":
             await append(log, text)
-            await log.seal("t")
+            await log.records.seal("t")
             await runs(inner, 3)
         await collect(sleeper, planned)
         await assert_whole(inner, [*EXPECTED, "k", "l", "m"], start=2)
@@ -385,7 +385,7 @@ async def test_two_collectors_at_once_come_to_one_result(inner: MemoryStore) -> 
             await collect(cluster, await plan(cluster, GRACE))
 
         await asyncio.gather(once(session), once(other))
-        await log.wal.refresh()
+        await log._log.wal.refresh()
         assert log.state.deleted == []
         await assert_whole(inner, EXPECTED, start=2)
 
@@ -394,14 +394,14 @@ async def test_i5_i9_a_broker_that_was_paused_through_it_goes_on(inner: MemorySt
     """Its view is void when it wakes: it commits what waited, and nothing twice."""
     log = await log_with(inner, SEGMENTS)
     paused = await opened(inner, COLD)
-    way = paused.store
+    way = paused._log.store
     assert isinstance(way, FaultyStore)
     gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
     waiting = asyncio.create_task(append(paused, "late"))
     await gate.reached.wait()
     for text in "gh":
         await append(log, text)
-        await log.seal("t")
+        await log.records.seal("t")
         await runs(inner, 2, hours=3)
     await append(log, "i")
     await runs(inner, 1, hours=3)
@@ -441,7 +441,7 @@ async def collected(store: ObjectStore, table_ms: int) -> list[str]:
 async def test_collection_beside_seal_leaves_segments(inner: MemoryStore, table_ms: int) -> None:
     log = await log_with(inner, FOUR_SEGMENTS)
     await append(log, "i")
-    table = await log.tables.of(log.state.topic("t"))
+    table = await log._log.tables.of(log.state.topic("t"))
     add = table.add
 
     async def late(*args: object) -> None:
@@ -450,7 +450,7 @@ async def test_collection_beside_seal_leaves_segments(inner: MemoryStore, table_
         await add(*args)
 
     table.add = late
-    assert await log.seal("t") == 1
+    assert await log.records.seal("t") == 1
     fresh = await opened(inner, COLD)
     async with closing(log, fresh):
         assert await read_values(fresh) == [*FOUR_VALUES, "i"]
@@ -477,13 +477,13 @@ async def test_collection_beside_rewrite_leaves_output(inner: MemoryStore, table
         assert await read_values(fresh) == FOUR_VALUES
 
 
-async def sealed_on(folder: Path) -> tuple[FolderStore, Log]:
+async def sealed_on(folder: Path) -> tuple[FolderStore, Broker]:
     store = FolderStore(folder)
     log = await Broker.open(store, COLD, clock=SystemClock(), name="b")
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     for values in FOUR_SEGMENTS:
         await append(log, *values)
-        await log.seal("t")
+        await log.records.seal("t")
     return store, log
 
 

@@ -33,11 +33,11 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORD_SCHEMA, Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.log import Log
 from tidelog.storage.read.reader import REFRESH_S
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.memory import MemoryManifest
@@ -48,26 +48,26 @@ GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
 Record = tuple[bytes | None, bytes | None]
 
 
-async def compacting(inner: MemoryStore, **configs: str) -> Log:
+async def compacting(inner: MemoryStore, **configs: str) -> Broker:
     log = await opened(inner, COLD)
     named = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
     named |= {name.replace("_", "."): value for name, value in configs.items()}
     inner.now_ms = TIME_MS
-    await log.create_topic("t", 1, named)
+    await log.topics.create("t", 1, named)
     return log
 
 
-async def write(log: Log, records: list[Record], *, is_sealed: bool = True) -> None:
+async def write(log: Broker, records: list[Record], *, is_sealed: bool = True) -> None:
     """One segment of these."""
     await log.refresh()  # the broker learns the store's time, which bounds timestamps
-    stamps = [log.store.now_ms + i for i in range(len(records))]
+    stamps = [log._log.store.now_ms + i for i in range(len(records))]
     part = Rows(stamps, [key for key, _ in records], [value for _, value in records])
-    await log.append(log.state.topic("t"), [(0, part)], size=100, is_json=False)
+    await log.records.append(log.state.topic("t"), [(0, part)], size=100, is_json=False)
     if is_sealed:
-        await log.seal("t")
+        await log.records.seal("t")
 
 
-async def records(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
+async def records(log: Broker) -> list[tuple[int, bytes | None, bytes | None]]:
     await segments_of(log)  # a broker goes on with the manifest it has, as long as it can
     table = (await read_table(log)).to_pylist()
     return [(row["offset"], row["key"], row["value"]) for row in table]
@@ -112,7 +112,7 @@ async def test_the_newest_record_of_each_key_stays_where_it_was(inner: MemorySto
         # The tail is not looked at, and nothing is new.
         assert await cleaned(inner) == []
         await assert_clean(inner, GRACE)
-        await log.seal("t")
+        await log.records.seal("t")
         (result,) = await cleaned(inner)
         assert await records(log) == [expected[1], expected[2], *expected[4:]]
         await assert_clean(inner, GRACE)
@@ -304,7 +304,7 @@ async def test_small_neighbours_become_one_segment(inner: MemoryStore) -> None:
         assert (await read_table(log)).equals(before)
         assert await cleaned(inner) == []
         await append(log, "tail")
-        await log.seal("t")
+        await log.records.seal("t")
         assert await read_values(log) == [*itertools.chain(*values), "tail"]
         await assert_clean(inner, GRACE)
 
@@ -313,7 +313,7 @@ async def test_a_broker_that_has_it_all_in_memory_reads_what_is_left(inner: Memo
     """At once what it holds of the tail, and within REFRESH_S what its manifest says."""
     async with closing(await opened(inner, MANUAL)) as log:
         inner.now_ms = TIME_MS
-        await log.create_topic("t", 1, {"cleanup.policy": "compact"})
+        await log.topics.create("t", 1, {"cleanup.policy": "compact"})
         await write(log, kv("a1", "b1"))
         await write(log, kv("a2", "b2", "c1"))
         await write(log, kv("c2"), is_sealed=False)
@@ -327,7 +327,7 @@ async def test_a_broker_that_has_it_all_in_memory_reads_what_is_left(inner: Memo
 # -- together
 
 
-async def due(inner: MemoryStore) -> tuple[Log, list]:
+async def due(inner: MemoryStore) -> tuple[Broker, list]:
     log = await compacting(inner, retention_ms="-1")
     everything = []
     for i in range(5):
@@ -342,7 +342,7 @@ async def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None
         inner = MemoryStore()
         log, expected = await due(inner)
         reader = await opened(inner, COLD)
-        way = reader.store
+        way = reader._log.store
         assert isinstance(way, FaultyStore)
         left = step
         gates: asyncio.Queue = asyncio.Queue()
@@ -389,7 +389,7 @@ async def test_compactors_and_retention_agree(inner: MemoryStore, seed: int) -> 
             delete_records(clusters[2], "t", {0: 5}, is_dry=False),
             retain(clusters[3], None, is_dry=False),
         )
-        await log.wal.refresh()
+        await log._log.wal.refresh()
         await cleaned(inner)
         await segments_of(log)
         offsets = (await read_table(log, offset=5)).column("offset").to_pylist()
@@ -419,7 +419,7 @@ async def test_i9_old_upload_is_not_committed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(InProcess, "write", slow)
     inner = MemoryStore()
     log = await log_with(inner, VALUES)
-    table = await log.tables.of(log.state.topic("t"))
+    table = await log._log.tables.of(log.state.topic("t"))
     await table.refresh()
     before = table.version
     async with caring(inner) as cluster:
@@ -527,7 +527,7 @@ async def test_other_retention_costs_no_work(inner: MemoryStore, start: int, is_
         (result,) = await compact(cluster, None, is_dry=False, engine=engine)
         assert (result.segments, result.is_lost) == (6, is_lost)
         await segments_of(log)
-        await log.wal.refresh()
+        await log._log.wal.refresh()
         log_values = await read_values(log, offset=start)
         assert log_values == [*itertools.chain(*values)][start:]
         await assert_clean(inner, GRACE)

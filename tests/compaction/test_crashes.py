@@ -22,8 +22,8 @@ from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.memory import MemoryManifest
 
@@ -73,12 +73,12 @@ def _commits_are_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryManifest, "replace", replace)
 
 
-async def log_to_care_for(inner: MemoryStore) -> Log:
+async def log_to_care_for(inner: MemoryStore) -> Broker:
     """`m` to merge and to retain, `c` to compact, and garbage of an hour and of a day ago."""
     log = await opened(inner, COLD)
     inner.now_ms = TIME_MS
-    await log.create_topic("m", 2, {"retention.ms": str(9 * HOUR_MS)})
-    await log.create_topic("c", 1, {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+    await log.topics.create("m", 2, {"retention.ms": str(9 * HOUR_MS)})
+    await log.topics.create("c", 1, {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
     for hour in range(SEGMENTS):
         await write(log, inner.now_ms, hour)
         async with caring(inner) as cluster:
@@ -90,7 +90,7 @@ async def log_to_care_for(inner: MemoryStore) -> Log:
     return log
 
 
-async def write(log: Log, at_ms: int, number: int) -> None:
+async def write(log: Broker, at_ms: int, number: int) -> None:
     await log.refresh()  # the broker learns the store's time, which bounds timestamps
     for name in ("m", "c"):
         topic = log.state.topic(name)
@@ -98,8 +98,8 @@ async def write(log: Log, at_ms: int, number: int) -> None:
             keys: list[bytes | None] = [b"a", b"%d" % number]
             values: list[bytes | None] = [b"%d" % number, b"x"]
             rows = Rows([at_ms, at_ms], keys, values)
-            await log.append(topic, [(partition, rows)], size=9, is_json=False)
-        await log.seal(name)
+            await log.records.append(topic, [(partition, rows)], size=9, is_json=False)
+        await log.records.seal(name)
 
 
 async def contents(inner: MemoryStore) -> dict[str, list[tuple[int, bytes]]]:
@@ -108,7 +108,7 @@ async def contents(inner: MemoryStore) -> dict[str, list[tuple[int, bytes]]]:
     rows_by_partition = {}
     async with closing(log):
         for name, number in (("m", 0), ("m", 1), ("c", 0)):
-            start = (await log.offsets(name, number)).log_start_offset
+            start = (await log.records.offsets(name, number)).log_start_offset
             table = await read_table(log, topic=name, partition=number, offset=start)
             columns = table.select(["offset", "key"]).to_pydict().values()
             rows_by_partition[f"{name}-{number}"] = list(zip(*columns, strict=True))

@@ -29,7 +29,6 @@ from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.storage.broker import Broker, LogSettings
 from tidelog.storage.core.errors import Corrupt, LogError
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 
@@ -75,31 +74,33 @@ def make_old(folder: Path) -> None:
         os.utime(path, (days_ago, days_ago))
 
 
-async def two_topics(root: Path) -> Log:
+async def two_topics(root: Path) -> Broker:
     """Topics `t` and `u`, each with two partitions and old records in three segments of each."""
     log = await broker(FolderStore(root), SystemClock())
     for topic in ("t", "u"):
-        await log.create_topic(topic, 2, {"retention.ms": "-1"})
+        await log.topics.create(topic, 2, {"retention.ms": "-1"})
         for number in range(SEGMENTS):
             for partition in range(2):
                 await append(log, f"v{number}", topic=topic, partition=partition)
-            await log.seal(topic)
+            await log.records.seal(topic)
     return log
 
 
 @contextlib.asynccontextmanager
-async def reopened(root: Path, log: Log, foreign: Callable[[Path], None]) -> AsyncIterator[Log]:
+async def reopened(
+    root: Path, log: Broker, foreign: Callable[[Path], None]
+) -> AsyncIterator[Broker]:
     """A broker that starts after the other program has changed the table of `t`."""
     folder = root / log.state.topic("t").prefix
     await log.close()
-    await log.store.close()
+    await log._log.store.close()
     foreign(folder)
     later = await broker(FolderStore(root), SystemClock(), "later")
     try:
         yield later
     finally:
         await later.close()
-        await later.store.close()
+        await later._log.store.close()
 
 
 @pytest.mark.parametrize("foreign", [optimize, delete, insert, overwrite, restore])
@@ -107,19 +108,19 @@ async def test_doubted_table_is_not_sealed(tmp_path: Path, foreign: Callable[[Pa
     async with reopened(tmp_path, await two_topics(tmp_path), foreign) as log:
         await append(log, "new")
         with contextlib.suppress(LogError):
-            await log.seal("t")
+            await log.records.seal("t")
         assert log.state.partition("t", 0).tail
 
 
 @pytest.mark.parametrize("foreign", [optimize, insert, overwrite])
 async def test_other_topics_are_retained(tmp_path: Path, foreign: Callable[[Path], None]) -> None:
     async with reopened(tmp_path, await two_topics(tmp_path), foreign) as log:
-        await log.alter_topic("u", {"retention.ms": "1000"})
-        cluster = await MaintenanceSession.open(log.store, SystemClock())
+        await log.topics.alter("u", {"retention.ms": "1000"})
+        cluster = await MaintenanceSession.open(log._log.store, SystemClock())
         with contextlib.suppress(LogError):
             await retain(cluster, None, is_dry=False)
         await cluster.close()
-        await log.wal.refresh()
+        await log._log.wal.refresh()
         assert log.state.partition("u", 0).log_start_offset == SEGMENTS
 
 
@@ -130,7 +131,7 @@ async def test_collection_leaves_originals(tmp_path: Path, foreign: Callable[[Pa
     given(len(originals) == 2 * SEGMENTS, "all records are in segments")
     async with reopened(tmp_path, log, foreign) as log:
         make_old(tmp_path / "topics")
-        await collected(log.store, SystemClock(), Grace())
+        await collected(log._log.store, SystemClock(), Grace())
         assert originals <= segments_in(tmp_path / log.state.topic("t").prefix)
 
 
@@ -140,7 +141,7 @@ async def test_a_lost_offset_is_damage_and_not_out_of_range(
 ) -> None:
     async with reopened(tmp_path, await two_topics(tmp_path), foreign) as log:
         with pytest.raises(Corrupt):
-            await log.fetch("t", 0, offset, bytes_max=1000)
+            await log.records.fetch("t", 0, offset, bytes_max=1000)
 
 
 # -- a damaged last commit: all other topics are cared for
@@ -233,12 +234,12 @@ async def test_a_read_of_a_damaged_table_says_that_it_is_damaged(tmp_path: Path)
     damage(tmp_path)
     log = await open_log(FolderStore(tmp_path))
     try:
-        assert (await log.fetch(WHOLE, 0, 0, bytes_max=100)).pieces
+        assert (await log.records.fetch(WHOLE, 0, 0, bytes_max=100)).pieces
         with pytest.raises(Corrupt):
-            await log.fetch(DAMAGED, 0, 0, bytes_max=100)
+            await log.records.fetch(DAMAGED, 0, 0, bytes_max=100)
     finally:
         await log.close()
-        await log.store.close()
+        await log._log.store.close()
 
 
 def ids_in(path: Path) -> list[int]:
@@ -250,14 +251,14 @@ async def test_segments_with_and_without_field_ids_are_one_table(tmp_path: Path)
     store = FolderStore(tmp_path)
     await store.create("cluster.json", [b'{"format":1,"cluster_id":"c0ffee","created_ms":1}'])
     log = await Broker.open(store, COLD, clock=SystemClock(), name="b")
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     root = tmp_path / log.state.topic("t").prefix
     paths = root / "partition=0"
     path_levels = []
     for level, value in ((1, "a"), (1, "b"), (2, "c"), (2, "d")):
-        await raise_level(log.wal, level)
+        await raise_level(log._log.wal, level)
         await append(log, value)
-        await log.seal("t")
+        await log.records.seal("t")
         (new,) = set(paths.iterdir()) - {path for path, _ in path_levels}
         path_levels.append((new, level))
     assert [ids_in(path) for path, _ in path_levels] == [[-1] * 5] * 2 + [[1, 2, 3, 4, 5]] * 2

@@ -23,11 +23,12 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange, Unavailable
-from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import ManifestConflict
@@ -84,7 +85,7 @@ class World:
 
     # -- who does what
 
-    async def write(self, log: Log, name: str) -> None:
+    async def write(self, log: Broker, name: str) -> None:
         number = 0
         while not self.is_over:
             await asyncio.sleep(self.draws.uniform(0.05, 0.5))
@@ -95,29 +96,31 @@ class World:
             stamp = self.inner.now_ms
             rows = Rows([stamp], [key], [stored], [[("id", value)]])
             with contextlib.suppress(Unavailable, CommitUnknown):
-                placed = await log.append(log.state.topic("t"), [(0, rows)], size=10, is_json=False)
+                placed = await log.records.append(
+                    log.state.topic("t"), [(0, rows)], size=10, is_json=False
+                )
                 assert placed is not None
                 self.acked[placed[0].base_offset] = value
 
-    async def seal(self, log: Log) -> None:
+    async def seal(self, log: Broker) -> None:
         while not self.is_over:
             await asyncio.sleep(self.draws.uniform(0.2, 2.0))
             with contextlib.suppress(Unavailable, CommitUnknown):
-                await log.seal("t")
+                await log.records.seal("t")
 
-    async def read(self, log: Log) -> None:
+    async def read(self, log: Broker) -> None:
         while not self.is_over:
             await asyncio.sleep(self.draws.uniform(0.1, 1.0))
             with contextlib.suppress(Unavailable, OffsetOutOfRange):
                 self.check(await self.everything(log, self.draws.randint(1, 4000)))
                 self.count("read")
 
-    async def everything(self, log: Log, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
+    async def everything(self, log: Broker, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
         """Offsets and ids of all records from the log start on, fetch by fetch."""
-        offset = (await log.offsets("t", 0)).log_start_offset
+        offset = (await log.records.offsets("t", 0)).log_start_offset
         records: list[tuple[int, bytes]] = []
         while True:
-            fetched = await log.fetch("t", 0, offset, bytes_max=bytes_max)
+            fetched = await log.records.fetch("t", 0, offset, bytes_max=bytes_max)
             if not fetched.pieces:
                 return records
             for piece in fetched.pieces:
@@ -177,7 +180,7 @@ class World:
         """One after the other, each killed."""
         while not self.is_over:
             log = await opened(self.inner, self.draws.choice([COLD, WARM]))
-            self.slow(log.store, life)
+            self.slow(log._log.store, life)
             tasks = [
                 asyncio.create_task(self.write(log, f"{life}/{log.clock.name}")),
                 asyncio.create_task(self.seal(log)),
@@ -186,7 +189,7 @@ class World:
             await self.live(tasks)
             await kill(log)
             await ended(tasks)
-            await log.store.land()
+            await log._log.store.land()
 
     async def carer(self, life: int) -> None:
         while not self.is_over:
@@ -218,7 +221,7 @@ async def ended(tasks: list[asyncio.Task[None]]) -> None:
 async def at_the_end(world: World) -> None:
     async with closing(first := await opened(world.inner, COLD)):
         for _ in range(2):
-            await first.seal("t")
+            await first.records.seal("t")
         cluster = await cluster_on(world.inner)
         await compact(cluster, None, is_dry=False, is_forced=True)
         report = await scrub(cluster, None, GRACE)
@@ -227,8 +230,8 @@ async def at_the_end(world: World) -> None:
             "nothing collected"
         )
         async with closing(await opened(world.inner, COLD)) as second:
-            await second.wal.refresh()
-            await first.wal.refresh()
+            await second._log.wal.refresh()
+            await first._log.wal.refresh()
             assert first.state.encode() == second.state.encode()
             records = await world.everything(second)
         await cluster.close()

@@ -12,22 +12,23 @@ from tests.support.maintenance import caring
 from tests.support.properties import examples
 from tests.support.records import TIME_MS
 from tidelog.compaction.compact import compact
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.read.backwards import FetchedBefore, fetch_before
+from tidelog.storage.records import FetchResult
 from tidelog.storage.store.memory import MemoryStore
 
 COMPACTING = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
 
-async def before(log: Log, end: int | None, bounds: ReadBounds) -> FetchedBefore:
+async def before(log: Broker, end: int | None, bounds: ReadBounds) -> FetchedBefore:
     """The records before `end`, or before the end of the partition."""
-    offsets = await log.offsets("t", 0)
+    offsets = await log.records.offsets("t", 0)
     start, high = offsets.log_start_offset, offsets.high_watermark
     return await fetch_before(
-        partial(log.fetch, "t", 0), start, high if end is None else end, high, bounds
+        partial(log.records.fetch, "t", 0), start, high if end is None else end, high, bounds
     )
 
 
@@ -39,25 +40,25 @@ def rows_of(fetched: FetchResult) -> list[tuple[int, bytes]]:
     ]
 
 
-async def forwards(log: Log) -> list[tuple[int, bytes]]:
+async def forwards(log: Broker) -> list[tuple[int, bytes]]:
     rows: list[tuple[int, bytes]] = []
     offset = 0
-    while (fetched := await log.fetch("t", 0, offset, bytes_max=1 << 20)).pieces:
+    while (fetched := await log.records.fetch("t", 0, offset, bytes_max=1 << 20)).pieces:
         rows += rows_of(fetched)
         offset = fetched.next_offset
     return rows
 
 
-async def fill(log: Log, draw: random.Random) -> None:
+async def fill(log: Broker, draw: random.Random) -> None:
     """Requests of a few keys or of many, with values of very different sizes; some are sealed."""
     for _ in range(draw.randrange(1, 6)):
         count, keys = draw.choice([1, 5, 40, 300]), draw.choice([1, 3, 1000])
         stored = [b"k%d" % draw.randrange(keys) for _ in range(count)]
         values = [draw.randbytes(draw.choice([0, 1, 30, 2000])) for _ in range(count)]
         rows = Rows([TIME_MS] * count, stored, values)
-        await log.append(log.state.topic("t"), [(0, rows)], size=100, is_json=False)
+        await log.records.append(log.state.topic("t"), [(0, rows)], size=100, is_json=False)
         if draw.random() < 0.6:
-            await log.seal("t")
+            await log.records.seal("t")
 
 
 @given(st.randoms(use_true_random=False))
@@ -66,12 +67,12 @@ async def test_backwards_shows_each_record_once_newest_first(draw: random.Random
     inner = MemoryStore()
     inner.now_ms = TIME_MS
     async with closing(await opened(inner, draw.choice([MANUAL, COLD]))) as log:
-        await log.create_topic("t", 1, COMPACTING)
+        await log.topics.create("t", 1, COMPACTING)
         await fill(log, draw)
         if draw.random() < 0.7:
             async with caring(inner) as cluster:
                 await compact(cluster, None, is_dry=False)
-            table = await log.tables.of(log.state.topic("t"))
+            table = await log._log.tables.of(log.state.topic("t"))
             await table.refresh()
             await fill(log, draw)
         everything = await forwards(log)
@@ -79,7 +80,7 @@ async def test_backwards_shows_each_record_once_newest_first(draw: random.Random
         while True:
             bounds = ReadBounds(draw.randrange(1, 5000), draw.choice([1, 7, 50, 100_000]))
             fetched, first = await before(log, end, bounds)
-            offsets = await log.offsets("t", 0)
+            offsets = await log.records.offsets("t", 0)
             page = rows_of(fetched)
             assert fetched.next_offset == (offsets.high_watermark if end is None else end)
             assert fetched.high_watermark == offsets.high_watermark
@@ -100,17 +101,17 @@ async def test_cost_of_hole_is_logarithmic(inner: MemoryStore) -> None:
     async with closing(await with_topic(inner, MANUAL, configs=COMPACTING)) as log:
         for keys in ([b"old"], [b"hot"] * 50_000, [b"new"]):
             rows = Rows([TIME_MS] * len(keys), keys, [b"v"] * len(keys))
-            await log.append(log.state.topic("t"), [(0, rows)], size=100, is_json=False)
-        await log.seal("t")
+            await log.records.append(log.state.topic("t"), [(0, rows)], size=100, is_json=False)
+        await log.records.seal("t")
         async with caring(inner) as cluster:
             await compact(cluster, None, is_dry=False)
-        await (await log.tables.of(log.state.topic("t"))).refresh()
+        await (await log._log.tables.of(log.state.topic("t"))).refresh()
         calls = 0
 
         async def fetch(offset: int, **bounds: int) -> FetchResult:
             nonlocal calls
             calls += 1
-            return await log.fetch("t", 0, offset, **bounds)
+            return await log.records.fetch("t", 0, offset, **bounds)
 
         end = 50_002
         result = await fetch_before(fetch, 0, end, end, ReadBounds(1 << 20, 50))
@@ -128,8 +129,8 @@ async def test_a_retention_during_the_read_ends_it_at_the_new_log_start() -> Non
             nonlocal calls
             calls += 1
             if calls == 2:
-                await log.delete_records("t", 0, 30)
-            return await log.fetch("t", 0, offset, **bounds)
+                await log.topics.delete_records("t", 0, 30)
+            return await log.records.fetch("t", 0, offset, **bounds)
 
         result = await fetch_before(fetch, 0, 100, 100, ReadBounds(1 << 20))
         assert [offset for offset, _ in rows_of(result.fetched)] == [*range(30, 100)]

@@ -262,7 +262,7 @@ def test_copy_gives_no_offset_twice(tmp_path: Path, order: tuple[str, ...]) -> N
 def _tail(broker: BrokerLog, start: int) -> list[bytes]:
     values: list[bytes] = []
     while True:
-        fetched = broker._runner.run(broker.log.fetch("t", 0, start, bytes_max=1 << 20))
+        fetched = broker._runner.run(broker.log.records.fetch("t", 0, start, bytes_max=1 << 20))
         if not fetched.pieces:
             return values
         for piece in fetched.pieces:

@@ -46,7 +46,6 @@ from tidelog.storage.core.errors import (
     LogError,
     Unavailable,
 )
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
@@ -69,7 +68,7 @@ async def written(inner: MemoryStore, *, requests: int = 4) -> Broker:
     return log
 
 
-async def spoil_chunk(inner: MemoryStore, log: Log, *numbers: int, partition: int = 0) -> None:
+async def spoil_chunk(inner: MemoryStore, log: Broker, *numbers: int, partition: int = 0) -> None:
     for number in numbers:
         run_ = log.state.partition("t", partition).tail[number]
         body = await inner.get(run_.object_key)
@@ -83,7 +82,7 @@ async def spoil_entry(inner: MemoryStore, seq: int) -> None:
     await inner.put(object_keys.wal(seq), [flip(flip(body, 40), copy + 40)])
 
 
-async def offsets(log: Log, partition: int = 0, first: int = 0) -> list[int]:
+async def offsets(log: Broker, partition: int = 0, first: int = 0) -> list[int]:
     table: pa.Table = await read_table(log, partition=partition, offset=first)
     return table.column("offset").to_pylist()
 
@@ -93,10 +92,10 @@ async def test_a_fetch_at_damage_names_the_offsets_and_where_to_go_on(inner: Mem
         await spoil_chunk(inner, log, 1)
         for offset in (2, 3):
             with pytest.raises(DamagedRecords, match=r"offsets 2 to 3 of t-0 .* from 4 on") as it:
-                await log.fetch("t", 0, offset, bytes_max=1000)
+                await log.records.fetch("t", 0, offset, bytes_max=1000)
             assert (it.value.offset, it.value.end_offset) == (2, 4)
         assert await offsets(log, first=4) == [4, 5, 6, 7]
-        fetched = await log.fetch("t", 0, 0, bytes_max=10_000)
+        fetched = await log.records.fetch("t", 0, 0, bytes_max=10_000)
         assert [
             offset for piece in fetched.pieces for offset in piece.batch["offset"].to_pylist()
         ] == [0, 1]
@@ -108,7 +107,7 @@ async def test_seal_ends_at_damage_until_repair(inner: MemoryStore) -> None:
         await spoil_chunk(inner, log, 1)
         for _ in range(2):
             with pytest.raises(DamagedRecords):
-                await log.seal("t")
+                await log.records.seal("t")
             ends = [partition.sealed_end for partition in log.state.topic("t").partitions]
             assert ends == [2, 8]
         assert not (await scrubbed(inner)).is_whole
@@ -124,31 +123,31 @@ async def test_seal_ends_at_damage_until_repair(inner: MemoryStore) -> None:
         assert [
             finding.where for finding in report.findings if finding.kind == FindingKind.LOST
         ] == ["t-0"]
-        assert await log.seal("t") == 4
+        assert await log.records.seal("t") == 4
         assert log.state.partition("t", 0).sealed_end == 8
         assert await offsets(log) == [0, 1, 4, 5, 6, 7]
         assert (await scrubbed(inner)).is_whole
         async with closing(await opened(inner, COLD)) as other:
             assert await offsets(other) == [0, 1, 4, 5, 6, 7]
-            assert (await other.fetch("t", 0, 3, bytes_max=1)).next_offset == 5
+            assert (await other.records.fetch("t", 0, 3, bytes_max=1)).next_offset == 5
 
 
 async def test_damaged_tail_is_named_until_it_is_sealed(inner: MemoryStore) -> None:
     """After delete-records beyond the damage, the partition is sealed."""
     async with closing(await written(inner)) as log:
         await spoil_chunk(inner, log, 1)
-        assert log.damaged_tails() == {}
+        assert log.stored.damaged_tails() == {}
         with pytest.raises(DamagedRecords):
-            await log.seal("t")
-        ((topic_partition, why),) = log.damaged_tails().items()
+            await log.records.seal("t")
+        ((topic_partition, why),) = log.stored.damaged_tails().items()
         assert topic_partition == ("t", 0)
         assert log.state.partition("t", 0).tail[0].object_key in why
         async with caring(inner) as cluster:
             await delete_records(cluster, "t", {0: 8}, is_dry=False)
         await log.refresh()
         await append(log, "after")
-        await log.seal("t")
-        assert log.damaged_tails() == {}
+        await log.records.seal("t")
+        assert log.stored.damaged_tails() == {}
         assert log.state.partition("t", 0).sealed_end == 9
         assert await read_values(log, offset=8) == ["after"]
 
@@ -161,13 +160,13 @@ async def test_lost_records_at_end_are_sealed_with_next_ones(inner: MemoryStore)
         ranges = [(lost_range.offset, lost_range.end_offset) for lost_range in lost_ranges]
         assert ranges == [(0, 2), (2, 4), (4, 6), (6, 8)]
         await log.refresh()
-        fetched = await log.fetch("t", 0, 3, bytes_max=1000)
+        fetched = await log.records.fetch("t", 0, 3, bytes_max=1000)
         assert (fetched.pieces, fetched.next_offset) == ([], 8)
-        await log.seal("t")
+        await log.records.seal("t")
         assert log.state.partition("t", 0).sealed_end == 0
-        assert not log.sealer.due(log.state)
+        assert not log._log.sealer.due(log.state)
         await append(log, "next")
-        await log.seal("t")
+        await log.records.seal("t")
         assert log.state.partition("t", 0).sealed_end == 9
         assert await offsets(log) == [8]
         assert (await scrubbed(inner)).is_whole
@@ -184,7 +183,7 @@ async def test_killed_seal_is_followed_over_lost_records(inner: MemoryStore) -> 
     assert (await scrubbed(inner)).is_whole
     async with closing(await opened(inner, COLD)) as other:
         assert other.state.partition("t", 0).sealed_end == 0
-        await other.seal("t")
+        await other.records.seal("t")
         assert other.state.partition("t", 0).sealed_end == 8
         assert await offsets(other) == [0, 1, 4, 5, 6, 7]
 
@@ -198,12 +197,12 @@ async def test_damaged_tail_of_killed_seal(lost: int, left: list[int]) -> None:
     await kill(log)
     async with closing(await opened(inner, COLD)) as other:
         with pytest.raises(DamagedRecords):
-            await other.seal("t")
+            await other.records.seal("t")
         assert [partition.sealed_end for partition in other.state.topic("t").partitions] == [0, 8]
         async with caring(inner) as cluster:
             await lost_records(cluster, None, is_dry=False)
         await other.refresh()
-        await other.seal("t")
+        await other.records.seal("t")
         assert other.state.partition("t", 0).sealed_end == 8
         assert await offsets(other) == left
         assert (await scrubbed(inner)).is_whole
@@ -215,7 +214,7 @@ async def test_damage_below_the_log_start_is_sealed_around(inner: MemoryStore) -
         async with caring(inner) as cluster:
             await delete_records(cluster, "t", {0: 5}, is_dry=False)
         await log.refresh()
-        await log.seal("t")
+        await log.records.seal("t")
         assert log.state.partition("t", 0).sealed_end == 8
         assert await offsets(log, first=5) == [5, 6, 7]
         assert (await scrubbed(inner)).is_whole
@@ -231,7 +230,7 @@ async def test_lost_records_in_memory_are_not_served(inner: MemoryStore) -> None
         assert await offsets(log) == [0, 1]
         await log.refresh()
         assert await offsets(log) == [1]
-        await log.seal("t")
+        await log.records.seal("t")
         assert log.state.partition("t", 0).sealed_end == 2
 
 
@@ -431,7 +430,7 @@ async def test_stray_is_passed_over_and_deleted(inner: MemoryStore, body: bytes)
             await delete_strays(cluster, stray_infos)
             assert await strays(cluster) == []
         assert stray not in inner._objects
-        assert store_of(log) is log.store
+        assert store_of(log) is log._log.store
 
 
 @pytest.mark.parametrize("how", ["near", "an entry", "behind an entry"])
@@ -467,7 +466,7 @@ async def written_on_a_folder(root: Path) -> tuple[Acked, int]:
     """
     running = root.with_name("running")
     log = await broker(FolderStore(running), SystemClock())
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     acked: Acked = {}
     for number in range(FOLDER_RECORDS):
         await produce(log, f"v{number}", acked)
@@ -475,7 +474,7 @@ async def written_on_a_folder(root: Path) -> tuple[Acked, int]:
     newest = log.state.seq
     shutil.copytree(running, root, dirs_exist_ok=True)
     await log.close()
-    await log.store.close()
+    await log._log.store.close()
     return acked, newest
 
 

@@ -13,6 +13,7 @@ from tidelog.compaction import plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.expiry import Expiry, expiries
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import (
@@ -23,7 +24,6 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import effective
-from tidelog.storage.log import Log
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import SegmentColumns
@@ -33,14 +33,14 @@ SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"]]
 VALUES = [value for values in SEGMENTS for value in values]
 
 
-async def bases(log: Log, number: int = 0) -> list[int]:
-    table = await log.tables.of(log.state.topic("t"))
+async def bases(log: Broker, number: int = 0) -> list[int]:
+    table = await log._log.tables.of(log.state.topic("t"))
     await table.refresh()
     return [file.base_offset for file in await table.segments(number)]
 
 
-async def starts(log: Log) -> list[int]:
-    await log.wal.refresh()
+async def starts(log: Broker) -> list[int]:
+    await log._log.wal.refresh()
     return [partition.log_start_offset for partition in log.state.topic("t").partitions]
 
 
@@ -79,10 +79,10 @@ async def test_older_records_are_deleted(inner: MemoryStore, hours: float, start
 @pytest.mark.parametrize("kept_segments", [0, 1, 2, 3])
 async def test_what_is_beyond_retention_bytes_goes(inner: MemoryStore, kept_segments: int) -> None:
     async with closing(await log_with(inner, SEGMENTS, retention_ms="-1")) as log:
-        table = await log.tables.of(log.state.topic("t"))
+        table = await log._log.tables.of(log.state.topic("t"))
         sizes = [file.size for file in await table.segments(0)]
         limit = sum(sizes[len(sizes) - kept_segments :])
-        await log.alter_topic("t", {"retention.bytes": str(limit)})
+        await log.topics.alter("t", {"retention.bytes": str(limit)})
         cuts = await retained(inner)
         assert await bases(log) == [0, 2, 4][3 - kept_segments :]
         assert await starts(log) == [2 * (3 - kept_segments)]
@@ -121,7 +121,7 @@ async def test_records_are_deleted_up_to_an_offset(
         assert await bases(log) == left
         assert await read_values(log, offset=start) == [*VALUES, "g", "h"][start:]
         # Records of the tail are removed once they are sealed.
-        await log.seal("t")
+        await log.records.seal("t")
         await retained(inner)
         assert await bases(log) == [*left, *([max(start, 6)] if start < 8 else [])]
 
@@ -130,7 +130,7 @@ async def test_a_segment_that_the_log_start_cuts_is_rewritten_once(inner: Memory
     """The next run finds nothing to do. The old object stays for readers."""
     log = await log_with(inner, [["a", "b", "c", "d"]])
     async with closing(log), caring(inner) as cluster:
-        table = await log.tables.of(log.state.topic("t"))
+        table = await log._log.tables.of(log.state.topic("t"))
         (old,) = await table.segments(0)
         (planned,) = await delete_records(cluster, "t", {0: 3}, is_dry=True)
         assert await bases(log) == [0]
@@ -147,9 +147,9 @@ async def test_a_segment_that_the_log_start_cuts_is_rewritten_once(inner: Memory
 
 @pytest.mark.parametrize(("offset", "left"), [(2, [2, 4]), (3, [3, 4]), (-1, [])])
 async def test_cut_records_leave_table(inner: MemoryStore, offset: int, left: list[int]) -> None:
-    """`Log.delete_records` moves the log start; the next retention removes and rewrites."""
+    """`delete_records` moves the log start; the next retention removes and rewrites."""
     async with closing(await log_with(inner, SEGMENTS, retention_ms="-1")) as log:
-        start = await log.delete_records("t", 0, offset)
+        start = await log.topics.delete_records("t", 0, offset)
         assert await bases(log) == [0, 2, 4]
         assert await read_values(log, offset=start) == VALUES[start:]
         await retained(inner)
@@ -164,7 +164,7 @@ async def test_large_cut_for_command(inner: MemoryStore, caplog: pytest.LogCaptu
     async with closing(log), caring(inner) as cluster:
         await append(log, "a", "b")
         await delete_records(cluster, "t", {0: 1}, is_dry=False)
-        await log.seal("t")
+        await log.records.seal("t")
         assert await bases(log) == [0]
         assert await retain(cluster, None, is_dry=False, rewrite_bytes_max=10) == []
         assert "run `tidelog retain t --yes`" in caplog.text
@@ -179,11 +179,11 @@ async def test_a_cut_in_a_range_without_records_removes_the_segment(inner: Memor
     log = await log_with(inner, [], cleanup_policy="compact", min_cleanable_dirty_ratio="0")
     async with closing(log), caring(inner) as cluster:
         large = random.Random(1).randbytes(700_000)  # so the two segments are not merged
-        await log.alter_topic("t", {"target.segment.bytes": "1048576"})
+        await log.topics.alter("t", {"target.segment.bytes": "1048576"})
         for first, second in (((b"x", large), (b"k", b"1")), ((b"k", b"2"), (b"z", large))):
             rows = Rows([TIME_MS] * 2, [first[0], second[0]], [first[1], second[1]])
-            await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
-            await log.seal("t")
+            await log.records.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+            await log.records.seal("t")
         await cluster.refresh()
         await compact(cluster, None, is_dry=False)
         assert await bases(log) == [0, 2]
@@ -249,7 +249,7 @@ async def test_rewrite_of_another_run_leaves_no_hole(inner: MemoryStore) -> None
         assert await starts(log) == [3]
         assert await bases(log) == [3, 4]
         assert await read_values(log, offset=3) == VALUES[3:]
-        await log.tables.checked(log.state.topic("t"))
+        await log._log.tables.checked(log.state.topic("t"))
 
 
 async def test_a_log_start_that_a_client_moves_meanwhile_leaves_no_hole(inner: MemoryStore) -> None:
@@ -259,13 +259,13 @@ async def test_a_log_start_that_a_client_moves_meanwhile_leaves_no_hole(inner: M
     """
     log = await log_with(inner, SEGMENTS)
     async with closing(log), caring(inner) as cluster:
-        await log.delete_records("t", 0, 1)
+        await log.topics.delete_records("t", 0, 1)
         table = await cluster.table(cluster.state.topic("t"))
         transaction_version = table.transaction_version
 
         async def with_a_client(app_id: str) -> int | None:
             table.transaction_version = transaction_version
-            await log.delete_records("t", 0, 5)
+            await log.topics.delete_records("t", 0, 5)
             await cluster.refresh()
             return await transaction_version(app_id)
 
@@ -273,7 +273,7 @@ async def test_a_log_start_that_a_client_moves_meanwhile_leaves_no_hole(inner: M
         await retain(cluster, None, is_dry=False)
         assert await starts(log) == [5]
         assert await bases(log) == [5]
-        await log.tables.checked(log.state.topic("t"))
+        await log._log.tables.checked(log.state.topic("t"))
         assert await read_values(log, offset=5) == VALUES[5:]
 
 
@@ -297,7 +297,7 @@ async def test_a_topic_deleted_meanwhile_is_left_alone(inner: MemoryStore) -> No
         gate = way_of(cluster).hold("create", object_keys.wal(cluster.state.seq + 1))
         task = asyncio.create_task(retain(cluster, None, is_dry=False))
         await gate.reached.wait()
-        await log.delete_topic("t")
+        await log.topics.delete("t")
         gate.opened.set()
         await task
         assert cluster.state.topics == {}
@@ -315,12 +315,12 @@ async def test_retention_goes_on_behind_a_record_of_the_year_9999() -> None:
     inner = MemoryStore(now_ms=TIME_MS)
     async with closing(await opened(inner, COLD)) as log:
         configs = {"retention.ms": str(HOUR_MS), "message.timestamp.after.max.ms": str(2**63 - 1)}
-        await log.create_topic("t", 1, configs)
+        await log.topics.create("t", 1, configs)
         await append(log, "future", timestamps=[YEAR_9999_MS])
-        await log.seal("t")
+        await log.records.seal("t")
         for _ in range(3):
             await append(log, "old", timestamps=[TIME_MS - 1000 * HOUR_MS])
-            await log.seal("t")
+            await log.records.seal("t")
         async with caring(inner) as cluster:
             for wait_ms, start in ((0, 0), (HOUR_MS // 2, 0), (HOUR_MS, 4)):
                 inner.now_ms += wait_ms
@@ -359,13 +359,13 @@ def test_compaction_goes_on_behind_a_record_of_the_future() -> None:
 # -- previews
 
 
-async def expired(log: Log, **changes: str | None) -> list[Expiry]:
+async def expired(log: Broker, **changes: str | None) -> list[Expiry]:
     topic = log.state.topic("t")
     named = {name.replace("_", "."): value for name, value in changes.items()}
     return await expiries(log, topic, topic.config_after(named))
 
 
-async def log_of_three_hours(inner: MemoryStore, **configs: str) -> Log:
+async def log_of_three_hours(inner: MemoryStore, **configs: str) -> Broker:
     """Three segments, an hour apart, in each of two partitions, and a tail; now is hour three."""
     log = await log_with(inner, SEGMENTS, partitions=2, **configs)
     await append(log, "tail", partition=1, timestamps=[inner.now_ms])
@@ -380,8 +380,8 @@ async def test_preview_has_records_that_retention_deletes(inner: MemoryStore, ho
         retention_ms = str(int(hours * HOUR_MS))
         preview = await expired(log, retention_ms=retention_ms)
         assert await starts(log) == [0, 0]
-        await log.alter_topic("t", {"retention.ms": retention_ms})
-        await log.seal("t")
+        await log.topics.alter("t", {"retention.ms": retention_ms})
+        await log.records.seal("t")
         done = {cut.partition: cut for cut in await retained(inner)}
         assert {expiry.partition for expiry in preview} == done.keys()
         for expiry in preview:
@@ -401,7 +401,7 @@ async def test_a_change_counts_only_what_it_adds(inner: MemoryStore) -> None:
         assert await expired(log, retention_ms=str(9 * HOUR_MS)) == []
         assert await expired(log, segment_ms="60000") == []
         assert await expired(log, retention_ms="1", cleanup_policy="compact") == []
-        await log.delete_records("t", 0, 3)
+        await log.topics.delete_records("t", 0, 3)
         assert [expiry[:4] for expiry in await expired(log, retention_ms=one_hour)] == [
             (0, 3, 4, 1),
             (1, 2, 4, 2),
@@ -424,14 +424,14 @@ async def test_a_lower_size_of_a_partition(inner: MemoryStore, seed: int) -> Non
     """
     draw = random.Random(seed)
     async with closing(await log_of_three_hours(inner)) as log:
-        table = await log.tables.of(log.state.topic("t"))
+        table = await log._log.tables.of(log.state.topic("t"))
         sizes = (await table.segments(0)).columns.size
         retention_bytes = draw.randrange(1 + int(sizes.sum()))
         preview = {
             expiry.partition: expiry
             for expiry in await expired(log, retention_bytes=str(retention_bytes))
         }
-        await log.alter_topic("t", {"retention.bytes": str(retention_bytes)})
+        await log.topics.alter("t", {"retention.bytes": str(retention_bytes)})
         done = {cut.partition: cut for cut in await retained(inner)}
         if 0 in done:
             assert preview[0].records == done[0].rows

@@ -15,10 +15,10 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import FindingKind
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import header_length
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Unavailable, UnknownTopic
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
@@ -31,7 +31,7 @@ async def scrubbed(inner: MemoryStore, *, is_quick: bool = False) -> ScrubReport
         return await scrub(cluster, None, GRACE, is_quick=is_quick)
 
 
-async def aged(inner: MemoryStore, *, is_collected: bool = True) -> Log:
+async def aged(inner: MemoryStore, *, is_collected: bool = True) -> Broker:
     """A log with checkpoints, a tail and, if collected, a WAL that does not begin at 1."""
     log = await log_with(inner, SEGMENTS, partitions=2)
     for value in "ghij":
@@ -71,7 +71,7 @@ async def test_an_empty_cluster_is_clean(inner: MemoryStore) -> None:
         assert (await scrubbed(inner)).findings == []
 
 
-async def damage(inner: MemoryStore, log: Log, how: str, key: str) -> None:
+async def damage(inner: MemoryStore, log: Broker, how: str, key: str) -> None:
     body = await inner.get(key)
     match how:
         case "flipped":
@@ -148,7 +148,7 @@ async def test_damage_below_checkpoint_is_named(inner: MemoryStore, part: str) -
         await append(log, "in a tail")
         seq = log.state.seq
         await append(log, "collected")
-        await log.wal.checkpoint()
+        await log._log.wal.checkpoint()
         await append(log, "after")
         await inner.delete([object_keys.wal(seq + 1)])
         body = await inner.get(object_keys.wal(seq))
@@ -167,7 +167,7 @@ async def test_a_checkpoint_that_says_something_else_is_named(inner: MemoryStore
         log.state.topic("t").partitions[1].log_start_offset = 1
         log.state.seq, seq = object_keys.seq_of(key), log.state.seq
         await inner.delete([key])
-        await log.wal.checkpoint()
+        await log._log.wal.checkpoint()
         log.state.seq = seq
         report = await scrubbed(inner)
         assert [(finding.kind, finding.where) for finding in report.findings] == [
@@ -200,7 +200,7 @@ async def test_a_swapped_entry_breaks_the_chain() -> None:
 )
 async def test_scrub_reports_a_wrong_manifest(inner: MemoryStore, change, words: str) -> None:
     async with closing(await log_with(inner, SEGMENTS)) as log:
-        commits = log.store.tables[log.state.topic("t").prefix]
+        commits = log._log.store.tables[log.state.topic("t").prefix]
         files = [file for commit in commits for file in commit.files]
         commits[1] = commits[1]._replace(files=tuple(change(files)))
         for version in range(2, len(commits)):
@@ -246,7 +246,7 @@ async def test_a_store_that_fails_is_said_to(inner: MemoryStore) -> None:
 
 async def test_one_topic_is_looked_at_alone(inner: MemoryStore) -> None:
     log = await aged(inner)
-    await log.create_topic("u", 3, {})
+    await log.topics.create("u", 3, {})
     async with closing(log), caring(inner) as cluster:
         report = await scrub(cluster, ["u"], GRACE)
         assert (report.topics, report.partitions, report.segments) == (1, 3, 0)
@@ -261,7 +261,7 @@ async def test_a_log_that_is_written_meanwhile_is_clean(inner: MemoryStore) -> N
         task = asyncio.create_task(scrub(cluster, None, GRACE))
         for value in "abcdefgh":
             await append(log, value)
-            await log.seal("t")
+            await log.records.seal("t")
             await asyncio.sleep(0.1)
         report = await task
         assert report.findings == []
@@ -279,7 +279,7 @@ async def test_a_tail_that_is_sealed_and_collected_meanwhile_is_no_damage(
 
         async def look_late(self: Any, topic: Any, verified: Any) -> None:
             if is_sealed:
-                await log.seal("t")
+                await log.records.seal("t")
             await inner.delete([chunk.object_key])
             await look(self, topic, frozenset())
 

@@ -126,14 +126,14 @@ async def test_defaults_of_topics_need_an_upgrade() -> None:
     async with Cluster() as cluster:
         await found_cluster(cluster.store, 3)
         log = await cluster.start()
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         with pytest.raises(InvalidConfig, match="has level 3: run tidelog upgrade"):
-            await log.set_topic_defaults({"log.roll.ms": "7000"})
+            await log.topics.set_defaults({"log.roll.ms": "7000"})
         assert await upgraded(cluster.store) == LevelChange(3, NEWEST)
         await log.refresh()
         assert log.state.topic("t").config.segment_ms == 600_000
-        await log.set_topic_defaults({"log.roll.ms": "7000"})
-        await log.wal.checkpoint()
+        await log.topics.set_defaults({"log.roll.ms": "7000"})
+        await log._log.wal.checkpoint()
         other = await cluster.start()
         assert other.state.topic("t").config.segment_ms == 7000
 
@@ -153,7 +153,7 @@ async def test_old_broker_is_named(cluster: Cluster, more: dict[str, int], is_dr
         f"live brokers do not know level {NEWEST} of the format: old-broker; "
         "upgrade or stop them first"
     )
-    await log.wal.refresh()
+    await log._log.wal.refresh()
     assert (log.state.level, await levels_in(cluster.store)) == (1, [])
     old.cancel()
 
@@ -203,7 +203,7 @@ async def test_brokers_of_this_version_do_not_block(cluster: Cluster) -> None:
     started_s = loop.time()
     assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
     assert loop.time() - started_s < 1
-    await brokers[0].create_topic("t", 1, {})
+    await brokers[0].topics.create("t", 1, {})
     await asyncio.sleep(2)
     assert [log.state.level for log in brokers] == [NEWEST] * 3
     assert len({log.state.encode() for log in brokers}) == 1
@@ -256,10 +256,10 @@ async def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: 
     async with Cluster(latency=latency) as cluster:
         await found_cluster(cluster.store, levels.FIRST)
         brokers = [await cluster.start() for _ in range(3)]
-        await brokers[0].create_topic("t", 1, {})
+        await brokers[0].topics.create("t", 1, {})
         await cluster.settled()
         for log in brokers:
-            await log.wal.refresh()
+            await log._log.wal.refresh()
         offsets: dict[int, str] = {}
 
         async def write(number: int) -> None:
@@ -280,7 +280,7 @@ async def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: 
         assert entry_levels == sorted(entry_levels)
         assert set(entry_levels) == set(LEVELS)
         for log in brokers:
-            await log.wal.refresh()
+            await log._log.wal.refresh()
         assert len({log.state.encode() for log in brokers}) == 1
 
 
@@ -291,25 +291,25 @@ async def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: 
 async def test_a_broker_starts_again_across_the_raise(inner: MemoryStore, checkpoint: str) -> None:
     await found_cluster(inner, levels.FIRST)
     log = await opened(inner)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     await append(log, "a")
     if checkpoint == "before":
-        await log.wal.checkpoint()
+        await log._log.wal.checkpoint()
     assert await upgraded(inner) == LevelChange(1, NEWEST)
     await append(log, "b")
     if checkpoint == "after":
-        newest = await log.wal.checkpoint()
+        newest = await log._log.wal.checkpoint()
         await inner.delete([object_keys.wal(seq) for seq in (1, 3, 4)])  # others have records
         body = await inner.get(object_keys.checkpoint(newest))
         assert msgspec.msgpack.decode(body[12:])[0] == NEWEST
     before = log.state.encode()
     await kill(log)
     async with closing(await opened(inner)) as again:
-        assert again.wal.cluster.format == 1
+        assert again._log.wal.cluster.format == 1
         assert (again.state.level, again.state.encode()) == (NEWEST, before)
         await append(again, "c")
         assert await read_values(again) == ["a", "b", "c"]
-        newest = await again.wal.checkpoint()
+        newest = await again._log.wal.checkpoint()
         body = await inner.get(object_keys.checkpoint(newest))
         assert msgspec.msgpack.decode(body[12:])[0] == NEWEST
 
@@ -370,13 +370,13 @@ async def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
 async def test_a_view_stops_at_a_level_that_it_does_not_know(inner: MemoryStore) -> None:
     """As version 0.1 stops at level 2: the line says that the object is not damaged."""
     log = await opened(inner)
-    await log.create_topic("t", 1, {})
-    key = await next_entry(log.wal, inner, levels.NEWEST + 1)
+    await log.topics.create("t", 1, {})
+    key = await next_entry(log._log.wal, inner, levels.NEWEST + 1)
     newer = f"{key} has level {NEWEST + 1} of the format"
     why = f"{newer}, this version reads up to {NEWEST}: it needs a newer"
     for _ in range(2):
         with pytest.raises(NewerLevel, match=why):
-            await log.wal.refresh()
+            await log._log.wal.refresh()
     with pytest.raises(CommitUnknown, match=why):
         await append(log, "lost")
     with pytest.raises(NewerLevel, match=why):

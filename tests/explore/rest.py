@@ -13,9 +13,9 @@ import msgspec
 from tests.explore.script import ACT_S, Cast
 from tests.sim.history import to_line
 from tests.support.records import TIME_MS
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
-from tidelog.storage.log import Log
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _TIME = re.compile(r"\d{13,}(?!\d*\.parquet|\d*-)")
@@ -108,10 +108,11 @@ def _state(names: _Names, encoded: bytes) -> object:
     return names.plain(state)
 
 
-def _broker(names: _Names, log: Log) -> object:
-    wal, sequencer = log.wal, log.sequencer  # type: ignore[attr-defined]
+def _broker(names: _Names, log: Broker) -> object:
+    wal, sequencer = log._log.wal, log._sequencer
     tables = [
-        (names.text(key), open_table.table.version) for key, open_table in log.tables._open.items()
+        (names.text(key), open_table.table.version)
+        for key, open_table in log._log.tables._open.items()
     ]
     return (
         _state(names, wal._state.encode()),
@@ -124,11 +125,11 @@ def _broker(names: _Names, log: Log) -> object:
         sorted(sequencer.announcer._failures.values()),
         len(sequencer._queue),
         wal.copy_fence._fence is not None,
-        len(log.writer._failures),
+        len(log._log.writer._failures),
         wal._checkpoints._seq,
         tables,
-        sorted(log.sealer._set_aside.values()),
-        sorted(log.tables.doubts),
+        sorted(log._log.sealer._set_aside.values()),
+        sorted(log._log.tables.doubts),
     )
 
 

@@ -21,7 +21,7 @@ from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable
-from tidelog.storage.log import FetchResult
+from tidelog.storage.records import FetchResult
 
 ACT_S = 6.0
 """Acts begin at multiples of this time, so that ages do not depend on choices."""
@@ -72,11 +72,11 @@ class Cast:
         await self.replace()
         maker = self.slots[0]
         await self.world.ask(
-            maker.address, lambda broker: broker.log.create_topic(TOPIC, self.partitions, CONFIGS)
+            maker.address, lambda broker: broker.log.topics.create(TOPIC, self.partitions, CONFIGS)
         )
         self.world.record(history.Topic(0.0, TOPIC, self.partitions))
         for broker in self.slots.values():
-            await self.world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+            await self.world.ask(broker.address, lambda broker: broker.log._log.wal.refresh())
 
     async def replace(self) -> None:
         """Start a broker for each crashed one, and let all list each other.
@@ -88,13 +88,13 @@ class Cast:
             broker = self.slots.get(slot)
             if broker is None or broker.process.is_dead:
                 if broker is not None and hasattr(broker, "log"):
-                    world.bucket.remove([object_keys.broker(broker.log.membership.me.id)])
+                    world.bucket.remove([object_keys.broker(broker.log._membership.me.id)])
                 self.slots[slot] = world.start(slot)
                 while not self.slots[slot].is_ready:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         for broker in self.slots.values():
             if not broker.process.is_stopped:
-                looking = broker.process.spawn(broker.log.membership.look())
+                looking = broker.process.spawn(broker.log._membership.look())
                 await looking
 
     async def rest(self) -> None:
@@ -141,7 +141,7 @@ class Cast:
         self.begin(name, work())
 
     def seal(self, slot: int) -> None:
-        self.ask(f"seal{slot}", slot, lambda broker: broker.log.seal(TOPIC))
+        self.ask(f"seal{slot}", slot, lambda broker: broker.log.records.seal(TOPIC))
 
     def fetch(self, slot: int, number: int) -> None:
         """Read the partition from the first offset to its end."""
@@ -156,7 +156,9 @@ class Cast:
                 fetch_offset = offset
 
                 async def fetch(broker: Broker, fetch_offset: int = fetch_offset) -> FetchResult:
-                    return await broker.log.fetch(TOPIC, number, fetch_offset, bytes_max=1 << 20)
+                    return await broker.log.records.fetch(
+                        TOPIC, number, fetch_offset, bytes_max=1 << 20
+                    )
 
                 try:
                     result = await client.ask(op, broker, fetch)
@@ -197,12 +199,12 @@ class Cast:
 
     async def _commit_and_checkpoint(self) -> None:
         async def commit(broker: Broker) -> None:
-            await broker.log.alter_topic(TOPIC, {"segment.ms": str(10**9 + broker.log.state.seq)})
-            await broker.log.wal.checkpoint()
+            await broker.log.topics.alter(TOPIC, {"segment.ms": str(10**9 + broker.log.state.seq)})
+            await broker.log._log.wal.checkpoint()
 
         awake = [broker for broker in self.slots.values() if not broker.process.is_stopped]
         for broker in awake:
-            await self.world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+            await self.world.ask(broker.address, lambda broker: broker.log._log.wal.refresh())
         if awake:
             await self.world.ask(awake[-1].address, commit)
 
@@ -234,7 +236,7 @@ class Cast:
         """A conflict with another sealer, or files that it replaces, may take one more."""
         for left in (2, 1, 0):
             try:
-                await self.world.ask(broker.address, lambda broker: broker.log.seal(TOPIC))
+                await self.world.ask(broker.address, lambda broker: broker.log.records.seal(TOPIC))
                 break
             except Unavailable as error:
                 if not left:

@@ -34,8 +34,8 @@ from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Part
-from tidelog.storage.log import LogSettings
 from tidelog.storage.store.object_store import Created
 from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.writer import WriterSettings
@@ -258,13 +258,13 @@ class _ExploredPeers:
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
         async def take(broker: Broker) -> bytes:
-            return await broker.log.peer_api.on_forward(message)
+            return await broker.log.cluster.peer_api.on_forward(message)
 
         return await self._send("forward", peer, take, (NOT_DONE, ANSWER_LOST, LATE, KILLED_AFTER))
 
     async def announce(self, peer: Member, message: bytes) -> None:
         async def take_announcement(broker: Broker) -> None:
-            broker.log.peer_api.on_announcements(message)
+            broker.log.cluster.peer_api.on_announcements(message)
 
         await self._send("announce", peer, take_announcement, (NOT_DONE,))
 

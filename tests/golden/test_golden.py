@@ -29,7 +29,7 @@ from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec import producer_batches as kept_batches
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import HotMark, IdempotencyKey
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
@@ -461,10 +461,10 @@ async def _read_all(folder: Path) -> dict[tuple[str, int], list[Any]]:
         hot_dir=folder / HOT,
     )
     record = chunks.Rows([1], [None], [b'"today"'])
-    await log.append(log.state.topic("flights"), [(0, record)], size=7, is_json=True)
+    await log.records.append(log.state.topic("flights"), [(0, record)], size=7, is_json=True)
     rows_by_partition = {}
     for topic, number, _ in log.state.partitions():
-        fetched = await log.fetch(topic.name, number, 0, bytes_max=2**20)
+        fetched = await log.records.fetch(topic.name, number, 0, bytes_max=2**20)
         rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
         assert [row.pop("offset") for row in rows] == list(range(fetched.high_watermark))
         rows_by_partition[topic.name, number] = rows

@@ -216,25 +216,25 @@ async def found_level_1(folder: Path) -> None:
 async def append(log: Broker, value: str) -> list[list[int]]:
     parts = [(number, rows(value)) for number in range(PARTITIONS)]
     key = IdempotencyKey(value, b"f", PARTITIONS)
-    placed = await log.append(log.state.topic("t"), parts, size=9, is_json=False, key=key)
+    placed = await log.records.append(log.state.topic("t"), parts, size=9, is_json=False, key=key)
     assert placed is not None
     return [[place.partition, place.base_offset] for place in placed]
 
 
 async def commit_offset(log: Broker, offset: int) -> None:
     offsets = [GroupOffset(log.state.topic("t").topic_id, 0, offset)]
-    await log.transact([], [CommitOffsets("g", -1, offsets)], size=1, is_json=False)
+    await log.records.transact([], [CommitOffsets("g", -1, offsets)], size=1, is_json=False)
 
 
 async def read(log: Broker) -> list[Any]:
     records_of_partitions = []
     for number in range(PARTITIONS):
-        fetched = await log.fetch("t", number, 0, bytes_max=1 << 20)
+        fetched = await log.records.fetch("t", number, 0, bytes_max=1 << 20)
         batches = [piece.batch.to_pylist() for piece in fetched.pieces]
         records_of_partitions.append(
             [[row["offset"], row["value"].decode()] for rows in batches for row in rows]
         )
-    committed_offsets = log.committed_offsets("g")
+    committed_offsets = log.groups.committed_offsets("g")
     return [
         records_of_partitions,
         [
@@ -258,8 +258,8 @@ async def test_at_level_1_both_versions_write_in_turn_and_read_the_same(
         await found_level_1(folder)
     await old.call("open")
     async with this_version(folder) as new:
-        assert new.wal.cluster.format == 1
-        await new.create_topic("t", PARTITIONS, {"segment.ms": "1000"})
+        assert new._log.wal.cluster.format == 1
+        await new.topics.create("t", PARTITIONS, {"segment.ms": "1000"})
         await old.call("refresh")
         for number in range(6):  # each loses the number to the other's entry, then applies it
             by_old, by_new = partial(old.call, "append"), partial(append, new)
@@ -272,7 +272,7 @@ async def test_at_level_1_both_versions_write_in_turn_and_read_the_same(
         assert await old.call("read") == [dense(*"012345"), [[0, 3]]]
         await old.call("commit", 5)
         await old.call("seal")
-        await new.wal.refresh()
+        await new._log.wal.refresh()
         assert await read(new) == [dense(*"012345"), [[0, 5]]]
         assert new.state.level == 1
         assert await old.call("state") == new.state.encode().hex()
@@ -289,8 +289,10 @@ async def test_at_level_1_each_version_starts_from_the_others_checkpoint(
     async with this_version(folder) as new:
         await append(new, "b")
         await commit_offset(new, 2)
-        newest = await (old.call("checkpoint") if is_checkpoint_of_0_1 else new.wal.checkpoint())
-        await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, newest - 2)])
+        newest = await (
+            old.call("checkpoint") if is_checkpoint_of_0_1 else new._log.wal.checkpoint()
+        )
+        await new._log.wal.store.delete([object_keys.wal(seq) for seq in range(1, newest - 2)])
     late = start()
     await late.call("open")
     async with this_version(folder) as new:
@@ -311,7 +313,7 @@ async def test_0_1_stops_at_entry_of_raise(folder: Path, start: Callable[[], Old
     await old.call("create", "t")
     await old.call("append", "a")
     async with this_version(folder) as new:
-        await raise_level(new.wal, 2)
+        await raise_level(new._log.wal, 2)
         raised = new.state.seq
         await append(new, "b")
         kinds = []
@@ -321,7 +323,7 @@ async def test_0_1_stops_at_entry_of_raise(folder: Path, start: Callable[[], Old
             kinds.append(caught.value.args[0])
             assert line_about(raised) in caught.value.args[1]
         assert kinds == ["Corrupt", "CommitUnknown", "Corrupt"]
-        await new.wal.refresh()
+        await new._log.wal.refresh()
         assert await read(new) == [dense("a", "b"), []]
 
 
@@ -333,14 +335,14 @@ async def test_after_the_raise_a_broker_of_0_1_does_not_start(
 ) -> None:
     await found_level_1(folder)
     async with this_version(folder) as new:
-        await new.create_topic("t", PARTITIONS, {})
-        await raise_level(new.wal, 2)
+        await new.topics.create("t", PARTITIONS, {})
+        await raise_level(new._log.wal, 2)
         raised = new.state.seq
         await append(new, "a")
         if has_checkpoint:
-            await new.wal.checkpoint()
+            await new._log.wal.checkpoint()
         if is_collected:
-            await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, raised + 1)])
+            await new._log.wal.store.delete([object_keys.wal(seq) for seq in range(1, raised + 1)])
     old = start()
     with pytest.raises(Refused) as caught:
         await old.call("open")
@@ -356,7 +358,7 @@ async def test_after_the_raise_a_broker_of_0_1_does_not_start(
 
 async def test_0_1_refuses_newest_level(folder: Path, start: Callable[[], OldBroker]) -> None:
     async with this_version(folder) as new:
-        await new.create_topic("t", PARTITIONS, {})
+        await new.topics.create("t", PARTITIONS, {})
     with pytest.raises(Refused) as caught:
         await start().call("open")
     line = f"{folder.as_uri()} has format {levels.NEWEST}, this version reads 1"

@@ -144,18 +144,3 @@ def test_tests_use_no_mocks() -> None:
     tests = [path for path in MODULES if path.parts[0] == "tests"]
     paths = [path for path in tests if MOCKS.search((ROOT / path).read_text(encoding="utf-8"))]
     assert not paths, "use the in-memory implementation behind the seam"
-
-
-def test_service_names_no_part_of_a_broker() -> None:
-    """The interface is `Broker`; import-linter (`log-boundary`) sees no attributes."""
-    parts = "wal|writer|reader|tail|tables|sealer|sequencer|membership|settings|store"
-    owner = r"\b_?(?:log|broker|broker_log\(request\))"
-    named = re.compile(rf"{owner}\.(?:{parts})\b")
-    places = [
-        f"{path}:{number}"
-        for path in TREE
-        if str(path).startswith("service/") and str(path).endswith(".py")
-        for number, line in enumerate((ROOT / path).read_text("utf-8").splitlines(), 1)
-        if named.search(line) and "import" not in line
-    ]
-    assert not places, "use the interface of storage/broker.py"

@@ -23,8 +23,8 @@ from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.groups.rest_groups import RestGroups
-from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
@@ -55,14 +55,14 @@ async def store() -> AsyncIterator[MemoryStore]:
 
 
 @pytest.fixture
-async def log(store: MemoryStore) -> AsyncIterator[Log]:
+async def log(store: MemoryStore) -> AsyncIterator[LogBroker]:
     log = await LogBroker.open(store, QUIET, clock=SystemClock(), name="broker-1")
     yield log
     await log.close()
 
 
 @pytest.fixture
-def app(log: Log) -> Application:
+def app(log: LogBroker) -> Application:
     return build_app(log)
 
 
@@ -72,7 +72,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 def routed(app: Application) -> Router:
     """The application as a broker serves it, with the hot routes."""
     log = app.state.log
-    return Router(app, log, Settings(store="memory://"), app.state.counters, log.rest_groups)
+    return Router(app, log, Settings(store="memory://"), app.state.counters, log.groups.rest)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def client(app: Application) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def v3(log: Log) -> str:
+def v3(log: LogBroker) -> str:
     """The cluster's path in the v3 dialect."""
     return f"/v3/clusters/{log.identity.cluster_id}"
 
@@ -118,7 +118,7 @@ async def broker_on(
     hot = {} if hot_dir is None else {"hot_dir": str(hot_dir)}
     chosen = kind(**{**quiet, "broker_id": name, **hot, **settings})
     async with Service.open(chosen, store=store) as service, http_client(service.app) as client:
-        yield Broker(service.broker, service.app, client, service.broker.rest_groups)
+        yield Broker(service.broker, service.app, client, service.broker.groups.rest)
 
 
 @asynccontextmanager
@@ -154,7 +154,7 @@ async def broker(request: pytest.FixtureRequest, store: MemoryStore) -> AsyncIte
     inner: ObjectStore = request.getfixturevalue("faulty") if is_faulty else store
     async with broker_on(inner, **settings) as broker:
         for name, partitions in topics.items():
-            await broker.log.create_topic(name, partitions, {})
+            await broker.log.topics.create(name, partitions, {})
         if values:
             await append(broker.log, *values)
         if acls:
@@ -176,7 +176,7 @@ async def other(
 @pytest.fixture
 async def topic(broker: Broker) -> str:
     """A topic of three partitions."""
-    await broker.log.create_topic("t", 3, {})
+    await broker.log.topics.create("t", 3, {})
     return "t"
 
 
@@ -216,13 +216,13 @@ async def listening_server(app: Any, **options: Any) -> AsyncIterator[HttpServer
         await running
 
 
-def ends(log: Log, topic: str = "t") -> list[int]:
+def ends(log: LogBroker, topic: str = "t") -> list[int]:
     return [partition.high_watermark for partition in log.state.topic(topic).partitions]
 
 
-async def stored(log: Log, partition: int = 0, topic: str = "t") -> list[dict[str, Any]]:
+async def stored(log: LogBroker, partition: int = 0, topic: str = "t") -> list[dict[str, Any]]:
     """The partition's records, from the log itself; their offsets must be dense from zero."""
-    fetched = await log.fetch(topic, partition, 0, bytes_max=1 << 30)
+    fetched = await log.records.fetch(topic, partition, 0, bytes_max=1 << 30)
     rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
     assert [row["offset"] for row in rows] == list(range(len(rows)))
     return rows
@@ -306,13 +306,13 @@ FIRST_MS = 1_700_000_000_000
 
 
 async def append(
-    log: Log, *values: bytes | None, partition: int = 0, timestamp_ms: int = FIRST_MS
+    log: LogBroker, *values: bytes | None, partition: int = 0, timestamp_ms: int = FIRST_MS
 ) -> None:
     """Records `timestamp_ms`, `timestamp_ms` + 1, ... ms."""
     count = len(values)
     size = count + sum(len(value) for value in values if value is not None)
     rows = Rows(list(range(timestamp_ms, timestamp_ms + count)), [None] * count, list(values))
-    await log.append(log.state.topic("t"), [(partition, rows)], size=size, is_json=False)
+    await log.records.append(log.state.topic("t"), [(partition, rows)], size=size, is_json=False)
 
 
 async def values(broker: Broker, **query: Any) -> list[str]:

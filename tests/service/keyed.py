@@ -11,9 +11,9 @@ import pytest
 from tests.service.conftest import JSON, Broker, broker_on
 from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.service.security.token_bucket import Bucket
+from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 ADMIN_KEY = "an-administrators-key-of-many-characters"
@@ -44,7 +44,7 @@ async def secured(store: MemoryStore, name: str = "broker-1", **more: Any) -> As
         yield broker
 
 
-async def key_of(log: Log, principal: str, **more: Any) -> dict[str, str]:
+async def key_of(log: LogBroker, principal: str, **more: Any) -> dict[str, str]:
     """A new key's header."""
     _, secret = await log.access.create_key(principal, **more)
     return bearer(secret)
@@ -66,7 +66,7 @@ def basic(user: str, secret: str) -> dict[str, str]:
 
 
 async def allow(
-    log: Log,
+    log: LogBroker,
     principal: str,
     operation: str,
     resource_type: str = "TOPIC",

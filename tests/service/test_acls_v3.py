@@ -166,7 +166,7 @@ async def test_listing_needs_no_filter(broker: Broker) -> None:
 
 @pytest.mark.broker(acls=RULES)
 async def test_no_delete_or_put_ignores_parameter(broker: Broker) -> None:
-    await broker.log.create_topic("t", 1, {"retention.ms": "7200000"})
+    await broker.log.topics.create("t", 1, {"retention.ms": "7200000"})
     document = (await broker.http.get("/openapi.json", headers=ADMIN)).json()
     in_front = "/consumers/"  # served before the application: its routes name what they delete
     routes = [
@@ -176,7 +176,7 @@ async def test_no_delete_or_put_ignores_parameter(broker: Broker) -> None:
         if method in ("delete", "put") and not path.startswith(in_front)
     ]
     assert len(routes) >= 8
-    names = {"cluster_id": broker.log.wal.cluster.cluster_id, "topic_name": "t"}
+    names = {"cluster_id": broker.log._log.wal.cluster.cluster_id, "topic_name": "t"}
     names |= {"name": "retention.ms", "principal": "User:alice", "key_id": "k"}
     names |= {"consumer_group_id": "g", "broker_id": "1"}
     before = broker.log.state.encode()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.service.http.urls import clean_path, origin
+from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.topic_configs import CONFIGS
-from tidelog.storage.log import Log
 
 NOT_HOSTED = {"error_code": 40403, "message": "This server does not host this topic-partition."}
 
@@ -33,9 +33,9 @@ def data_of(answer: httpx.Response) -> Any:
 
 @pytest.mark.parametrize("mount", ["/v3", "/kafka/v3"])
 async def test_links_lead_to_what_they_name(
-    client: httpx.AsyncClient, log: Log, mount: str
+    client: httpx.AsyncClient, log: Broker, mount: str
 ) -> None:
-    await log.create_topic("t", 2, {"segment.ms": "5000"})
+    await log.topics.create("t", 2, {"segment.ms": "5000"})
     seen: set[str] = set()
     follow = [f"http://tide:8082{mount}/clusters"]
     elsewhere = ("acls", "consumer-groups", "reassignment")
@@ -65,7 +65,7 @@ def _links(said: Any) -> list[str]:
     return own + [link for value in said.values() for link in _links(value)]
 
 
-async def test_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_cluster(client: httpx.AsyncClient, log: Broker, v3: str) -> None:
     cluster_id = log.identity.cluster_id
     (cluster,) = data_of(await client.get("/v3/clusters"))
     assert cluster == (await client.get(v3)).json()
@@ -90,10 +90,10 @@ async def test_broker_is_where_client_is(client: httpx.AsyncClient, v3: str) -> 
 
 
 async def test_other_brokers_are_listed_while_they_live(
-    client: httpx.AsyncClient, log: Log, v3: str
+    client: httpx.AsyncClient, log: Broker, v3: str
 ) -> None:
     other = Member("c" * 32, "b2", "http://10.0.0.7:4711", "secret", 0, port=8082)
-    log.membership.others = [other]
+    log._membership.others = [other]
     first, second = data_of(await client.get(f"{v3}/brokers"))
     assert first["broker_id"] == 1
     assert (second["broker_id"], second["host"], second["port"]) == (
@@ -106,14 +106,14 @@ async def test_other_brokers_are_listed_while_they_live(
         answer = await client.get(f"{v3}/brokers/{other.number}{path}")
         assert answer.status_code == 200
         assert "secret" not in answer.text
-    log.membership.others = []
+    log._membership.others = []
     assert (await client.get(f"{v3}/brokers/{other.number}")).status_code == 404
 
 
 async def test_broker_replicas_are_all_partitions(
-    client: httpx.AsyncClient, log: Log, v3: str
+    client: httpx.AsyncClient, log: Broker, v3: str
 ) -> None:
-    await log.create_topic("t", 2, {})
+    await log.topics.create("t", 2, {})
     replicas = data_of(await client.get(f"{v3}/brokers/1/partition-replicas"))
     assert [(replica["topic_name"], replica["partition_id"]) for replica in replicas] == [
         ("t", 0),
@@ -168,7 +168,7 @@ def test_no_header_breaks_origin(headers: dict[str, str], path: str) -> None:
 # -- topics
 
 
-async def test_topic_is_created(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_topic_is_created(client: httpx.AsyncClient, log: Broker, v3: str) -> None:
     body = {
         "topic_name": "t",
         "partitions_count": "3",
@@ -199,7 +199,7 @@ async def test_topic_is_created(client: httpx.AsyncClient, log: Log, v3: str) ->
 
 
 async def test_validation_alone_creates_nothing(
-    client: httpx.AsyncClient, log: Log, v3: str
+    client: httpx.AsyncClient, log: Broker, v3: str
 ) -> None:
     body: dict[str, Any] = {"topic_name": "t", "validate_only": "true"}
     answer = await client.post(f"{v3}/topics", json=body)
@@ -209,7 +209,9 @@ async def test_validation_alone_creates_nothing(
     assert (await client.post(f"{v3}/topics", json=body)).status_code == 400
 
 
-async def test_assignments_count_partitions(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_assignments_count_partitions(
+    client: httpx.AsyncClient, log: Broker, v3: str
+) -> None:
     body: dict[str, Any] = {"topic_name": "t", "replicas_assignments": {"0": [1, 2], "1": [7]}}
     assert (await client.post(f"{v3}/topics", json=body)).json()["partitions_count"] == 2
     for wrong in ({"1": [1]}, {"0": [1], "2": [1]}):
@@ -246,26 +248,26 @@ async def test_assignments_count_partitions(client: httpx.AsyncClient, log: Log,
     ],
 )
 async def test_bad_creation_is_refused(
-    client: httpx.AsyncClient, log: Log, v3: str, body: Any, status: int, code: int, message: str
+    client: httpx.AsyncClient, log: Broker, v3: str, body: Any, status: int, code: int, message: str
 ) -> None:
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     answer = await client.post(f"{v3}/topics", json=body)
     assert (answer.status_code, answer.json()["error_code"]) == (status, code)
     assert message in answer.json()["message"]
     assert list(log.state.topics) == ["t"]
 
 
-async def test_topics_are_listed_by_name(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_topics_are_listed_by_name(client: httpx.AsyncClient, log: Broker, v3: str) -> None:
     for name in ("b", "a"):
-        await log.create_topic(name, 1, {})
+        await log.topics.create(name, 1, {})
     said = (await client.get(f"{v3}/topics")).json()
     assert said["kind"] == "KafkaTopicList"
     assert said["metadata"] == {"self": f"http://tide:8082{v3}/topics", "next": None}
     assert [topic["topic_name"] for topic in said["data"]] == ["a", "b"]
 
 
-async def test_partitions_only_grow(client: httpx.AsyncClient, log: Log, v3: str) -> None:
-    await log.create_topic("t", 2, {})
+async def test_partitions_only_grow(client: httpx.AsyncClient, log: Broker, v3: str) -> None:
+    await log.topics.create("t", 2, {})
     answer = await client.patch(f"{v3}/topics/t", json={"partitions_count": "5"})
     assert (answer.status_code, answer.json()["partitions_count"]) == (200, 5)
     assert len(log.state.topic("t").partitions) == 5
@@ -278,8 +280,8 @@ async def test_partitions_only_grow(client: httpx.AsyncClient, log: Log, v3: str
     assert len(log.state.topic("t").partitions) == 5
 
 
-async def test_deletion(client: httpx.AsyncClient, log: Log, v3: str) -> None:
-    await log.create_topic("t", 1, {})
+async def test_deletion(client: httpx.AsyncClient, log: Broker, v3: str) -> None:
+    await log.topics.create("t", 1, {})
     answer = await client.delete(f"{v3}/topics/t")
     assert (answer.status_code, answer.content) == (204, b"")
     assert log.state.topics == {}
@@ -299,9 +301,9 @@ async def test_unknown_topic_is_not_hosted(client: httpx.AsyncClient, v3: str, p
 
 
 async def test_configs_say_where_they_come_from(
-    client: httpx.AsyncClient, log: Log, v3: str
+    client: httpx.AsyncClient, log: Broker, v3: str
 ) -> None:
-    await log.create_topic("t", 1, {"segment.ms": "5000"})
+    await log.topics.create("t", 1, {"segment.ms": "5000"})
     configs = {
         config["name"]: config for config in data_of(await client.get(f"{v3}/topics/t/configs"))
     }
@@ -328,8 +330,8 @@ async def test_configs_say_where_they_come_from(
     assert (answer.status_code, answer.json()["error_code"]) == (404, 404)
 
 
-async def test_config_is_set_and_reset(client: httpx.AsyncClient, log: Log, v3: str) -> None:
-    await log.create_topic("t", 1, {})
+async def test_config_is_set_and_reset(client: httpx.AsyncClient, log: Broker, v3: str) -> None:
+    await log.topics.create("t", 1, {})
     path = f"{v3}/topics/t/configs/segment.ms"
     assert (await client.put(path, json={"value": 7000})).status_code == 204
     assert log.state.topic("t").configs == {"segment.ms": "7000"}
@@ -361,7 +363,7 @@ KAFKA_CONFIGS = {
 
 @pytest.mark.parametrize("name", KAFKA_CONFIGS)
 async def test_config_without_meaning_is_set_shown_and_reset(
-    client: httpx.AsyncClient, log: Log, v3: str, name: str
+    client: httpx.AsyncClient, log: Broker, v3: str, name: str
 ) -> None:
     value = KAFKA_CONFIGS[name]
     body = {"topic_name": "t", "configs": [{"name": name, "value": value}]}
@@ -381,9 +383,9 @@ async def test_config_without_meaning_is_set_shown_and_reset(
 
 
 async def test_configs_change_together_or_not_at_all(
-    client: httpx.AsyncClient, log: Log, v3: str
+    client: httpx.AsyncClient, log: Broker, v3: str
 ) -> None:
-    await log.create_topic("t", 1, {"segment.ms": "5000"})
+    await log.topics.create("t", 1, {"segment.ms": "5000"})
     alter = f"{v3}/topics/t/configs:alter"
     changes: dict[str, Any] = {
         "data": [
@@ -417,9 +419,9 @@ async def test_configs_change_together_or_not_at_all(
     ],
 )
 async def test_bad_config_is_refused(
-    client: httpx.AsyncClient, log: Log, v3: str, method: str, path: str, body: Any, word: str
+    client: httpx.AsyncClient, log: Broker, v3: str, method: str, path: str, body: Any, word: str
 ) -> None:
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     answer = await client.request(method, f"{v3}/topics/t/{path}", json=body)
     assert (answer.status_code, answer.json()["error_code"]) == (400, 40002)
     assert word in answer.json()["message"]
@@ -430,9 +432,9 @@ async def test_bad_config_is_refused(
 
 
 async def test_partitions_replicas_and_offsets(
-    client: httpx.AsyncClient, log: Log, v3: str
+    client: httpx.AsyncClient, log: Broker, v3: str
 ) -> None:
-    await log.create_topic("t", 2, {})
+    await log.topics.create("t", 2, {})
     partitions = data_of(await client.get(f"{v3}/topics/t/partitions"))
     assert [partition["partition_id"] for partition in partitions] == [0, 1]
     path = f"{v3}/topics/t/partitions/1"
@@ -458,9 +460,9 @@ async def test_partitions_replicas_and_offsets(
     ],
 )
 async def test_offsets_of_partition(
-    client: httpx.AsyncClient, log: Log, v3: str, query: str, offsets: dict[str, int]
+    client: httpx.AsyncClient, log: Broker, v3: str, query: str, offsets: dict[str, int]
 ) -> None:
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     said = (await client.get(f"{v3}/topics/t/partitions/0/offset{query}")).json()
     assert said.pop("metadata")["self"].endswith("/topics/t/partitions/0/offset")
     assert said == {
@@ -511,10 +513,10 @@ types = st.sampled_from(
     st.sampled_from(["segment.ms", "no.such"]),
 )
 async def test_no_body_is_answered_with_500(
-    client: httpx.AsyncClient, app: FastAPI, log: Log, sent: list[tuple[bytes, str]], config: str
+    client: httpx.AsyncClient, app: FastAPI, log: Broker, sent: list[tuple[bytes, str]], config: str
 ) -> None:
     if "t" not in log.state.topics:
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
     names_in_path = {
         "{cluster_id}": log.identity.cluster_id,
         "{topic_name}": "t",
@@ -538,5 +540,5 @@ async def test_no_body_is_answered_with_500(
             said = answer.json()
             assert set(said) == {"error_code", "message"}, said
     # Nothing of it reached the log that it could not take.
-    assert log.writer.task is not None
-    assert not log.writer.task.done()
+    assert log._log.writer.task is not None
+    assert not log._log.writer.task.done()

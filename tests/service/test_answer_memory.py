@@ -41,7 +41,7 @@ async def broker(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         monkeypatch.setattr(module, "ENCODE_INLINE_BYTES", 0)
     limits = {"fetch_bytes_max": PAGE_MAX, "fetch_bytes_in_flight": LIMIT}
     async with broker_on(store, **limits) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         await append(broker.log, *([VALUE] * COUNT))
         yield broker
 

@@ -262,7 +262,7 @@ async def test_request_that_is_handed_over_keeps_its_rights_and_not_its_secret(
         group = next(
             name for name in map("g{}".format, range(99)) if routes._elsewhere(name) is not None
         )
-        await far.log.create_topic("t", 1, {})
+        await far.log.topics.create("t", 1, {})
         await append(far.log, b"1")
         alice = await key_of(far.log, "User:alice")
         await allow(far.log, "User:alice", "READ", "GROUP", group)

@@ -194,16 +194,16 @@ async def test_faults_of_running_broker_are_named() -> None:
     async with http_client(routed(build_app(log))) as http:
         assert await names_of(http) == set()
         older = msgspec.structs.replace(
-            log.members().me, id="ab" * 8, name="old", address="http://old", level=3
+            log.cluster.members().me, id="ab" * 8, name="old", address="http://old", level=3
         )
         await store.put("brokers/" + "ab" * 8 + ".json", [msgspec.json.encode(older)])
-        await log.membership.look()
+        await log._membership.look()
         assert await names_of(http) == {"levels-differ", "broker-silent"}
-        await log.membership.look()
+        await log._membership.look()
         for _ in range(3):
             clock.skipped_s += 6.0
-            await log.membership.beat()
-            await log.membership.look()
+            await log._membership.beat()
+            await log._membership.look()
         assert await names_of(http) == {"broker-gone"}
         store.is_dark = True
         clock.skipped_s += 100.0

@@ -9,8 +9,8 @@ from tests.service.conftest import Broker, append, post
 from tidelog.service.console import topic_layout
 from tidelog.service.console.files import CONTENT_SECURITY_POLICY, FILES, load
 from tidelog.service.console.topic_layout import FRESH_PARTITIONS_MAX, SEGMENTS_MAX
+from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.log import Log
 from tidelog.storage.tables.manifest import SegmentIndex, Table
 
 # -- its files
@@ -80,7 +80,7 @@ async def test_overview_of_one_broker(broker: Broker, topic: str) -> None:
 async def test_topics_and_their_picture(broker: Broker, topic: str) -> None:
     log, http = broker.log, broker.http
     await append(log, b"a", b"b", partition=1)
-    await log.seal("t")
+    await log.records.seal("t")
     await append(log, b"c", partition=1)
     (summary,) = (await http.get("/tidelog/v1/topics")).json()["data"]
     assert summary["topic_name"] == "t"
@@ -113,9 +113,9 @@ async def test_partition_whose_segments_cannot_be_read_does_not_hide_others(
 ) -> None:
     for number in range(3):
         await append(broker.log, b"a", partition=number)
-    await broker.log.seal("t")
+    await broker.log.records.seal("t")
     await append(broker.log, b"b", partition=1)
-    table = await broker.log.tables.of(broker.log.state.topic("t"))
+    table = await broker.log._log.tables.of(broker.log.state.topic("t"))
     real = type(table).segments
 
     async def segments(self: Table, partition: int) -> SegmentIndex:
@@ -132,10 +132,10 @@ async def test_partition_whose_segments_cannot_be_read_does_not_hide_others(
 
 
 async def test_sums_of_topic_are_those_of_all_partitions(broker: Broker) -> None:
-    await broker.log.create_topic("t", 5, {})
+    await broker.log.topics.create("t", 5, {})
     for number in range(5):
         await append(broker.log, b"a", partition=number)
-    await broker.log.seal("t")
+    await broker.log.records.seal("t")
     await append(broker.log, b"b", partition=4)
     said = (await broker.http.get("/tidelog/v1/topics/t", params={"count": 2})).json()
     assert len(said["partitions"]) == 2
@@ -150,7 +150,7 @@ async def test_sums_of_topic_are_those_of_all_partitions(broker: Broker) -> None
 async def test_sums_of_very_many_partitions_are_kept_for_while(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await broker.log.create_topic("t", FRESH_PARTITIONS_MAX + 1, {})
+    await broker.log.topics.create("t", FRESH_PARTITIONS_MAX + 1, {})
 
     async def records() -> int:
         said = await broker.http.get("/tidelog/v1/topics/t", params={"count": 1})
@@ -164,10 +164,10 @@ async def test_sums_of_very_many_partitions_are_kept_for_while(
 
 
 async def test_compaction_that_is_due_shows(broker: Broker) -> None:
-    await broker.log.create_topic("t", 1, {"cleanup.policy": "compact"})
+    await broker.log.topics.create("t", 1, {"cleanup.policy": "compact"})
     for _ in range(5):
         await append(broker.log, b"a")
-        await broker.log.seal("t")
+        await broker.log.records.seal("t")
     said = (await broker.http.get("/tidelog/v1/topics/t")).json()
     (only,) = said["partitions"]
     assert only["files"] == 5
@@ -178,19 +178,19 @@ async def test_compaction_that_is_due_shows(broker: Broker) -> None:
 async def test_dirty_ratio_that_equals_config_is_not_due(broker: Broker) -> None:
     """The same as `tidelog compact` does."""
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
-    await broker.log.create_topic("t", 1, configs)
+    await broker.log.topics.create("t", 1, configs)
     await append(broker.log, b"a")
-    await broker.log.seal("t")
+    await broker.log.records.seal("t")
     (only,) = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
     assert (only["compaction"]["dirty_ratio"], only["compaction"]["is_due"]) == (1.0, False)
 
 
 async def test_very_many_segments_are_shown_as_fewer(broker: Broker) -> None:
-    await broker.log.create_topic("t", 1, {})
+    await broker.log.topics.create("t", 1, {})
     count = SEGMENTS_MAX + 7
     for _ in range(count):
         await append(broker.log, b"a")
-        await broker.log.seal("t")
+        await broker.log.records.seal("t")
     (only,) = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
     shown = only["segments"]
     assert len(shown) == SEGMENTS_MAX
@@ -220,11 +220,11 @@ async def test_groups_and_their_lag(broker: Broker, topic: str, v3: str) -> None
     assert (past["at_ms"], past["topics"]) == ([], {})
 
 
-async def test_end_of_wal(client: httpx.AsyncClient, log: Log) -> None:
-    await log.create_topic("t", 1, {})
+async def test_end_of_wal(client: httpx.AsyncClient, log: LogBroker) -> None:
+    await log.topics.create("t", 1, {})
     for value in (b"a", b"b"):
         await append(log, value)
-    await log.wal.checkpoint()
+    await log._log.wal.checkpoint()
     said = (await client.get("/tidelog/v1/metadata")).json()
     assert [entry["seq"] for entry in said["entries"]] == [3, 2, 1]
     newest, _, first = said["entries"]

@@ -175,7 +175,7 @@ async def test_any_broker_serves_an_instance(
         "tidelog.storage.groups.rest_members.HANDOVER_S", 0.0
     )  # each knows of the other
     async with broker_on(store, "a") as a, broker_on(store, "b") as b:
-        await a.log.create_topic("t", 1, {})
+        await a.log.topics.create("t", 1, {})
         consumer = await subscribed(a, auto_commit_enable=False)
         await put(a, *range(6))
         assert await consumer.read(max_records=2) == [0, 1]
@@ -184,18 +184,18 @@ async def test_any_broker_serves_an_instance(
         await there.ok("POST", "/offsets", body)
         assert await there.read(max_records=2) == [2, 3]
         await there.ok("POST", "/positions", {"offsets": body["offsets"]})
-        await a.log.wal.refresh()
+        await a.log._log.wal.refresh()
         assert await consumer.read(max_records=2) == [1, 2]
-        await b.log.wal.refresh()
+        await b.log._log.wal.refresh()
         assert await there.read(max_records=2) == [1, 2]  # nothing of it was committed
         assert (await there("DELETE")).status_code == 204
-        await a.log.wal.refresh()
+        await a.log._log.wal.refresh()
         assert_refused(await consumer("GET", "/records"), 404, 40403)
 
 
 async def test_a_broker_that_starts_again_goes_on(store: MemoryStore) -> None:
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         consumer = await subscribed(broker, auto_offset_reset="latest")
         await put(broker, "while it lives")
     async with broker_on(store) as broker:

@@ -219,8 +219,8 @@ async def test_patterns_find_topics_that_come(broker: Broker, topic: str) -> Non
     assert_refused(answer, 400, 40002)
     await consumer.ok("POST", "/subscription", {"topic_pattern": "t[0-9]*"})
     assert await consumer.ok("GET", "/subscription") == {"topics": ["t"]}
-    await broker.log.create_topic("t1", 1, {})
-    await broker.log.create_topic("other", 1, {})
+    await broker.log.topics.create("t1", 1, {})
+    await broker.log.topics.create("other", 1, {})
     answer = await produce(broker.http, [{"value": "late"}], path="/topics/t1")
     assert answer.status_code == 200
     assert await consumer.read(timeout=20_000) == ["late"]
@@ -269,7 +269,7 @@ async def test_reads_go_on_and_commits_follow_what_was_returned(broker: Broker, 
     await broker.consumers.commit_delivered()
     assert (await consumer.committed())[0] == 1
     await consumer.ok("DELETE")
-    assert broker.log.committed_offsets("g")["t", 0].offset == 4  # type: ignore[index]
+    assert broker.log.groups.committed_offsets("g")["t", 0].offset == 4  # type: ignore[index]
     again = await subscribed(broker)
     assert await again.read() == [4]
 

@@ -37,8 +37,8 @@ WAIT_S = 60.0
     ],
 )
 async def test_listing_comes_in_pages(broker: Broker, path: str) -> None:
-    await broker.log.create_topic("t", PARTITIONS, {})
-    url = path.format(cluster=broker.log.wal.cluster.cluster_id)
+    await broker.log.topics.create("t", PARTITIONS, {})
+    url = path.format(cluster=broker.log._log.wal.cluster.cluster_id)
     answer = (await broker.http.get(url)).json()
     assert len(answer["data"]) <= PAGE
     assert answer["metadata"]["next"]
@@ -57,7 +57,7 @@ async def test_new_topic_is_only_name_that_is_matched(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(TOPICS):
-        await broker.log.create_topic(f"t{number}", 1, {})
+        await broker.log.topics.create(f"t{number}", 1, {})
     for number in range(GROUPS):
         await subscribe(broker, f"g{number}", "i", f"t{number}.*")
     await broker.consumers.do_duties()
@@ -72,7 +72,7 @@ async def test_new_topic_is_only_name_that_is_matched(
     monkeypatch.setattr(patterns, "matching", counted)
     await broker.consumers.do_duties()
     assert matched == []
-    await broker.log.create_topic("t-new", 1, {})
+    await broker.log.topics.create("t-new", 1, {})
     await broker.consumers.do_duties()
     assert set(matched) <= {"t-new"}
     assert len(matched) <= GROUPS
@@ -82,7 +82,7 @@ async def test_pattern_is_compiled_once(broker: Broker) -> None:
     for number in range(PATTERNS):
         await subscribe(broker, f"g{number}", "i", f"t{number}")
     compiled = patterns._compiled.cache_info().misses
-    await broker.log.create_topic("t1", 1, {})
+    await broker.log.topics.create("t1", 1, {})
     await broker.consumers.do_duties()
     assert patterns._compiled.cache_info().misses == compiled
 
@@ -126,7 +126,7 @@ async def test_page_is_encoded_once_for_all_its_readers(
     broker: Broker, encodings: list[str], query: str, accept: bytes
 ) -> None:
     async with reading(broker, query, accept, b"record"):
-        await until(lambda: sum(map(len, broker.log._waiting.values())) == READERS, WAIT_S)
+        await until(lambda: sum(map(len, broker.log._log.waiting.values())) == READERS, WAIT_S)
         await append(broker.log, b'"record"')
     assert len(encodings) == 1
 
@@ -144,7 +144,7 @@ async def test_page_is_encoded_once_for_all_its_readers(
 async def test_large_page_is_encoded_in_thread(
     broker: Broker, encodings: list[str], query: str, accept: bytes, count: int
 ) -> None:
-    await broker.log.create_topic("t", 1, {"max.message.bytes": "4000000"})
+    await broker.log.topics.create("t", 1, {"max.message.bytes": "4000000"})
     await append(broker.log, b'"%b"' % (b"1e00" * 500_000))
     async with reading(broker, f"{query}&max_bytes=5000000", accept, b"1e00"):
         pass

@@ -10,13 +10,13 @@ import pytest
 from tests.service.conftest import Broker, assert_refused, broker_on
 from tests.service.keyed import ADMIN, SETTINGS, allow, assert_denied, key_of
 from tests.service.test_admin_v3 import data_of
+from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core.topic_configs import DEFAULTS
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 
-async def test_defaults_of_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
-    await log.create_topic("t", 1, {"retention.ms": "5000"})
+async def test_defaults_of_cluster(client: httpx.AsyncClient, log: LogBroker, v3: str) -> None:
+    await log.topics.create("t", 1, {"retention.ms": "5000"})
     path = f"{v3}/broker-configs"
     before = {config["name"]: config for config in data_of(await client.get(path))}
     assert set(before) == set(DEFAULTS)
@@ -94,7 +94,7 @@ async def test_defaults_of_cluster(client: httpx.AsyncClient, log: Log, v3: str)
     ],
 )
 async def test_defaults_that_are_refused(
-    client: httpx.AsyncClient, log: Log, v3: str, name: str, value: object, why: str
+    client: httpx.AsyncClient, log: LogBroker, v3: str, name: str, value: object, why: str
 ) -> None:
     for answer in (
         await client.put(f"{v3}/broker-configs/{name}", json={"value": value}),
@@ -114,7 +114,7 @@ async def test_defaults_need_rights_on_cluster_and_have_audit_lines(tmp_path: Pa
     file = tmp_path / "audit.jsonl"
     async with broker_on(MemoryStore(), **SETTINGS, audit_log=str(file)) as broker:
         http, log = broker.http, broker.log
-        path = f"/v3/clusters/{log.wal.cluster.cluster_id}/broker-configs"
+        path = f"/v3/clusters/{log._log.wal.cluster.cluster_id}/broker-configs"
         alice = await key_of(log, "User:alice")
         body = {"data": [{"name": "log.roll.ms", "value": "7000"}]}
         assert_denied(await http.get(path, headers=alice))

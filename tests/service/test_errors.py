@@ -27,7 +27,6 @@ from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import errors
 from tidelog.storage.core.model import Part
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import Created
@@ -161,7 +160,7 @@ RAISING = tuple(
 
 
 @pytest.fixture
-def app(log: Log) -> object:
+def app(log: Broker) -> object:
     return build_app(log, routes=RAISING)
 
 

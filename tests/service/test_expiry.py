@@ -27,9 +27,9 @@ async def asked(broker: Broker, path: str, name: str, value: object) -> Any:
 async def aged(broker: Broker) -> Broker:
     """Three sealed records of three days ago, two of now in the tail."""
     now_ms = broker.log.clock.now_ms()
-    await broker.log.create_topic("t", 1, {})
+    await broker.log.topics.create("t", 1, {})
     await append(broker.log, b"a", b"b", b"c", timestamp_ms=now_ms - 3 * DAY_MS)
-    await broker.log.seal("t")
+    await broker.log.records.seal("t")
     await append(broker.log, b"d", b"e", timestamp_ms=now_ms)
     return broker
 
@@ -62,7 +62,7 @@ async def test_preview_of_defaults_counts_topics_that_have_them(
     monkeypatch.setattr(retention_preview, "TOPICS_MAX", 0)
     preview = await asked(aged, DEFAULTS, "log.retention.ms", 2 * DAY_MS)
     assert (preview["records"], preview["has_more"]) == (0, True)
-    await aged.log.alter_topic("t", {"retention.ms": str(9 * DAY_MS)})
+    await aged.log.topics.alter("t", {"retention.ms": str(9 * DAY_MS)})
     preview = await asked(aged, DEFAULTS, "log.retention.ms", 2 * DAY_MS)
     assert (preview["records"], preview["has_more"]) == (0, False)
 
@@ -74,7 +74,7 @@ async def test_preview_of_defaults_counts_topics_that_have_them(
 async def test_what_no_change_may_be_has_no_preview(
     broker: Broker, path: str, name: str, value: str
 ) -> None:
-    await broker.log.create_topic("t", 1, {})
+    await broker.log.topics.create("t", 1, {})
     answer: httpx.Response = await broker.http.post(path, json=change(name, value))
     assert name in assert_refused(answer, 400, 40002, "application/json")
 

@@ -108,7 +108,7 @@ async def test_newest_records_before_offset(
 
 
 async def test_no_record_is_before_log_start(broker: Broker, ten: None) -> None:
-    await broker.log.delete_records("t", 0, 4)
+    await broker.log.topics.delete_records("t", 0, 4)
     answer = await get(broker, before="6")
     assert [record["offset"] for record in answer.json()] == [4, 5]
     assert (await get(broker, before="4")).json() == []
@@ -245,7 +245,7 @@ async def timed(broker: Broker, **query: Any) -> tuple[httpx.Response, float]:
 
 async def test_poll_returns_with_first_record(broker: Broker, ten: None) -> None:
     polls = [asyncio.create_task(timed(broker, offset=10, timeout=20_000)) for _ in range(3)]
-    await until(lambda: len(broker.log._waiting.get(("t", 0), ())) == 3)
+    await until(lambda: len(broker.log._log.waiting.get(("t", 0), ())) == 3)
     await append(broker.log, b"else", partition=1)
     await asyncio.sleep(0.02)
     assert not any(poll.done() for poll in polls)
@@ -255,7 +255,7 @@ async def test_poll_returns_with_first_record(broker: Broker, ten: None) -> None
         assert [record["value"] for record in answer.json()] == ["new"]
         assert positions(answer) == (11, 11, 0)
         assert took_s < 0.1
-    assert not broker.log._waiting
+    assert not broker.log._log.waiting
 
 
 async def test_poll_ends_at_its_timeout(broker: Broker, ten: None) -> None:
@@ -277,27 +277,27 @@ class _ShortPolls(Settings):
 
 async def test_polls_timeout_has_bound(store: MemoryStore) -> None:
     async with broker_on(store, kind=_ShortPolls) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         _, took_s = await timed(broker, timeout=10**15)
         assert took_s == pytest.approx(0.05)
 
 
 async def test_poll_ends_when_its_topic_does(broker: Broker, ten: None) -> None:
     poll = asyncio.create_task(get(broker, offset=10, timeout=300))
-    await until(lambda: broker.log._waiting)
-    await broker.log.delete_topic("t")
+    await until(lambda: broker.log._log.waiting)
+    await broker.log.topics.delete("t")
     assert_refused(await poll, 404, 40401)
 
 
 async def test_poll_sees_what_another_broker_acked(store: MemoryStore) -> None:
     async with broker_on(store) as writer, broker_on(store, "b2", poll_interval_ms=10) as reader:
-        await writer.log.create_topic("t", 1, {})
+        await writer.log.topics.create("t", 1, {})
         await append(writer.log, b"a")
         assert await values(reader) == ["a"]
         await append(writer.log, b"b")  # I3: without a wait
         assert await values(reader, offset=1) == ["b"]
         poll = asyncio.create_task(values(reader, offset=2, timeout=20_000))
-        await until(lambda: reader.log._waiting)
+        await until(lambda: reader.log._log.waiting)
         await append(writer.log, b"c")
         assert await poll == ["c"]
 
@@ -307,7 +307,7 @@ async def test_waiting_holds_nothing_of_bound(broker: Broker) -> None:
     await append(broker.log, b"a", partition=1)
     query = {"max_bytes": 1024, "timeout": 20_000}
     polls = [asyncio.create_task(get(broker, TEXT, **query)) for _ in range(5)]
-    await until(lambda: len(broker.log._waiting.get(("t", 0), ())) == 5)
+    await until(lambda: len(broker.log._log.waiting.get(("t", 0), ())) == 5)
     answer = await broker.http.get("/topics/t/partitions/1/records?max_bytes=1024")
     assert (answer.status_code, len(answer.json())) == (200, 1)
     await append(broker.log, b"b")
@@ -318,9 +318,9 @@ async def test_waiting_holds_nothing_of_bound(broker: Broker) -> None:
 async def test_bound_of_answers_is_503(store: MemoryStore) -> None:
     gate = asyncio.Event()
     async with broker_on(store, fetch_bytes_in_flight=1500) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         await append(broker.log, b"a")
-        broker.log.tail.clear()
+        broker.log._log.tail.clear()
         get_range = store.get_range
 
         async def slow(key: str, start: int, length: int) -> bytes:
@@ -447,7 +447,7 @@ async def test_no_query_is_internal_error(
     broker: Broker, query: bytes, accept: bytes, event_id: bytes | None
 ) -> None:
     if "t" not in broker.log.state.topics:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         await append(broker.log, b"1", b'"2"', b"3")
     headers = [(b"accept", accept)]
     if event_id is not None:

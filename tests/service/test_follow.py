@@ -224,7 +224,7 @@ async def test_what_goes_wrong_later_is_last_word(
 ) -> None:
     await append(broker.log, *numbers(0))
     async with following(port, accept, **query) as answer:
-        await until(lambda: broker.log._waiting)
+        await until(lambda: broker.log._log.waiting)
         await append(broker.log, b"no json")
         text = (await answer.aread()).decode()  # it ends
     lines = [line for line in text.splitlines() if line and not line.startswith(":")]
@@ -263,7 +263,7 @@ async def test_damaged_object_ends_stream_by_name(
     run = broker.log.state.partition("t", 0).tail[1]
     body, modified_ms = store._objects[run.object_key]
     store._objects[run.object_key] = (flip(body, run.position + run.size // 2), modified_ms)
-    broker.log.tail.clear()
+    broker.log._log.tail.clear()
     async with following(port, max_bytes=1) as answer:
         events = Events(answer)
         assert (await events.next()).id == "0"
@@ -289,9 +289,9 @@ async def test_last_word_of_stream_is_error(
     live_often(monkeypatch)
     await append(broker.log, *numbers(0))
     async with following(port, accept, path, follow="true") as answer:
-        await until(lambda: broker.log._waiting)
+        await until(lambda: broker.log._log.waiting)
         if end == "deletion":
-            await broker.log.delete_topic("t")
+            await broker.log.topics.delete("t")
         else:
             broker.log.drain()
         text = (await answer.aread()).decode()
@@ -316,9 +316,9 @@ async def test_disconnected_follower_leaves_nothing_behind(
         async with following(port, accept, path, follow="true") as answer:
             octets = answer.aiter_bytes()
             await anext(octets)
-            await until(lambda: broker.log._waiting)
+            await until(lambda: broker.log._log.waiting)
         # While nothing is committed, and long before a keep-alive would find out.
-        await until(lambda: not broker.log._waiting)
+        await until(lambda: not broker.log._log.waiting)
         await until(lambda: asyncio.all_tasks() <= before)
     await append(broker.log, *numbers(1))
     async with following(port, accept, offset="0") as answer:
@@ -403,14 +403,16 @@ async def test_topic_that_was_created_again_is_followed(
 async def test_log_that_begins_later_is_followed(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
     async with asyncio.timeout(60), broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {"retention.ms": "-1"})
+        await broker.log.topics.create("t", 1, {"retention.ms": "-1"})
         for number in range(3):
             await append(broker.log, *numbers(number))
-            await broker.log.seal("t")
-        await broker.log.alter_topic("t", {"retention.ms": "86400000"})
+            await broker.log.records.seal("t")
+        await broker.log.topics.alter("t", {"retention.ms": "86400000"})
         settings = Settings(store=(tmp_path / "store").as_uri())
         await maintain_once(settings, broker.log, MaintenanceCounters())
-        assert (await broker.log.offsets("t", 0)).log_start_offset == 3, "records of years ago"
+        assert (await broker.log.records.offsets("t", 0)).log_start_offset == 3, (
+            "records of years ago"
+        )
         async with (
             listening(broker.app) as port,
             following(port, event_id="0", reset="earliest") as answer,

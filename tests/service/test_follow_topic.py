@@ -28,9 +28,9 @@ from tidelog.service.routes.fetch import Fetch
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.actions import DeleteKey, LoseRecords
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.log import Log
 from tidelog.storage.read.long_polls import TopicChanges
 from tidelog.storage.read.reader import Reader
+from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
@@ -106,7 +106,7 @@ async def test_partitions_added_later_are_read_from_their_beginning(
         await append(broker.log, *numbers(0))
         event_id = (await events.next()).id
         assert event_id == "0:0,1:-1,2:-1"
-        await broker.log.add_partitions("t", 5)
+        await broker.log.topics.add_partitions("t", 5)
         await append(broker.log, *numbers(0, 1), partition=4)
         received = await events.take(2)
         assert seen(received) == [(4, 0), (4, 1)]
@@ -129,39 +129,39 @@ async def test_partition_with_many_records_does_not_hold_up_another(
 
 async def test_one_waiter_and_one_wake_up_for_all_partitions(broker: Broker, port: int) -> None:
     async with following(port, offset="latest") as answer:
-        await until(lambda: broker.log._waiting)
-        assert [len(waiters) for waiters in broker.log._waiting.values()] == [1]
+        await until(lambda: broker.log._log.waiting)
+        assert [len(waiters) for waiters in broker.log._log.waiting.values()] == [1]
         await append(broker.log, *numbers(0), partition=2)
         assert seen(await Events(answer).take(1)) == [(2, 0)]
-    await until(lambda: not broker.log._waiting)
+    await until(lambda: not broker.log._log.waiting)
 
 
 async def test_one_write_has_records_of_all_partitions_of_commit(
     broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partitions, written, turns = 2 * follower.PAGES_AT_ONCE, list[int](), list[Log]()
-    real_chunk, real_turn = HttpRequest.chunk, Log.turn
+    partitions, written, turns = 2 * follower.PAGES_AT_ONCE, list[int](), list[ClusterRecords]()
+    real_chunk, real_turn = HttpRequest.chunk, ClusterRecords.turn
 
     async def chunk(call: HttpRequest, body: bytes) -> None:
         written.append(body.count(b"\ndata: "))
         await real_chunk(call, body)
 
-    async def turn(log: Log) -> None:
-        turns.append(log)
-        await real_turn(log)
+    async def turn(records: ClusterRecords) -> None:
+        turns.append(records)
+        await real_turn(records)
 
-    await broker.log.add_partitions("t", partitions)
+    await broker.log.topics.add_partitions("t", partitions)
     async with following(port, offset="latest") as answer:
-        await until(lambda: broker.log._waiting)
+        await until(lambda: broker.log._log.waiting)
         monkeypatch.setattr(HttpRequest, "chunk", chunk)
-        monkeypatch.setattr(Log, "turn", turn)
+        monkeypatch.setattr(ClusterRecords, "turn", turn)
         records = ",".join(f'{{"partition":{n},"value":1}}' for n in range(partitions))
         body = f'{{"records":[{records}]}}'
         made = await send(broker.http, body, JSON)
         assert made.status_code == 200
         received = await Events(answer).take(partitions)
         assert seen(received) == [(partition, 0) for partition in range(partitions)]
-        await until(lambda: broker.log._waiting)
+        await until(lambda: broker.log._log.waiting)
     assert written == [follower.PAGES_AT_ONCE] * 2
     assert len(turns) == 1, "the second write is behind other readers"
 
@@ -181,7 +181,7 @@ async def test_wake_up_looks_at_changed_partitions_alone(
     async with following(port, offset="latest") as answer:
         events = Events(answer)
         for partition in (7, 200, 7):
-            await until(lambda: broker.log._waiting)
+            await until(lambda: broker.log._log.waiting)
             await append(broker.log, *numbers(1), partition=partition)
             await events.next()
     assert looked_at[0] is None
@@ -209,7 +209,7 @@ async def test_followers_at_same_offsets_read_records_once(
     ):
         streams = [Events(answer) for answer in (first, second, third, fourth)]
         for number in range(2):
-            await until(lambda: sum(map(len, broker.log._waiting.values())) == 4)
+            await until(lambda: sum(map(len, broker.log._log.waiting.values())) == 4)
             await append(broker.log, *numbers(number), partition=2)
             for events in streams:
                 event = await events.next()
@@ -218,7 +218,7 @@ async def test_followers_at_same_offsets_read_records_once(
     for lost in range(2):  # a repair ends what is shared
         async with following(port) as answer:
             assert seen(await Events(answer).take(1)) == [(2, lost)]
-        await broker.log.submit(LoseRecords(broker.log.state.topic("t").topic_id, 2, 0, 1))
+        await broker.log._log.submit(LoseRecords(broker.log.state.topic("t").topic_id, 2, 0, 1))
 
 
 async def test_error_comes_after_records_of_other_partitions(
@@ -399,8 +399,8 @@ async def test_partitions_of_principals_followers_are_bounded(
         following(port, headers=headers, offset="latest"),
         following(port, headers=headers, offset="latest") as answer,
     ):
-        await until(lambda: broker.log._waiting)
-        await broker.log.add_partitions("t", 4)
+        await until(lambda: broker.log._log.waiting)
+        await broker.log.topics.add_partitions("t", 4)
         assert (await Events(answer).take(1))[0].data["error_code"] == 42901
 
 
@@ -435,7 +435,7 @@ async def test_follower_is_charged_weight_of_its_records(
 
     monkeypatch.setattr(type(ALL_RIGHTS), "record", record)
     await append(broker.log, *numbers(0, 1), partition=1)
-    fetched = await broker.log.fetch("t", 1, 0, bytes_max=1000)
+    fetched = await broker.log.records.fetch("t", 1, 0, bytes_max=1000)
     async with following(port) as answer:
         await Events(answer).take(2)
     assert charged == [fetched.weight]

@@ -39,7 +39,6 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.groups.coordinator_choice import Rendezvous
 from tidelog.storage.groups.join_backoff import SHORT_LIVES_MAX
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 
@@ -97,7 +96,7 @@ class Cluster:
 
     def __init__(self, seed: int) -> None:
         self.network = Network()
-        self.logs: dict[str, Log] = {}
+        self.logs: dict[str, Broker] = {}
         self.leaving: set[str] = set()
         self.draw = random.Random(seed)
         self._clients: dict[str, httpx.AsyncClient] = {}
@@ -176,7 +175,7 @@ async def cluster() -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         for name in "abc":
             await stack.enter_async_context(cluster.broker(store, name))
-        await cluster.logs["a"].create_topic("t", 2, {})
+        await cluster.logs["a"].topics.create("t", 2, {})
         await asyncio.sleep(0.1)
         yield cluster
     await store.close()

@@ -188,7 +188,7 @@ async def test_reset(broker: Broker, topic: str, groups: Groups) -> None:
         answer = await groups.reset(**said, **only)
         assert [partition["offset"] for partition in answer.json()["data"]] == [offset], said
     assert await groups.positions(to="EARLIEST", validate_only=True) == {0: 0, 1: 0, 2: 0}
-    assert broker.log.committed_offsets("g")["t", 0].offset == 1  # type: ignore[index]
+    assert broker.log.groups.committed_offsets("g")["t", 0].offset == 1  # type: ignore[index]
 
 
 async def test_reset_refused(broker: Broker, topic: str, groups: Groups) -> None:
@@ -287,11 +287,11 @@ async def test_lags_of_many_partitions_are_all_counted(
 ) -> None:
     """More than have a series; the fixture checks that the loop is not held."""
     monkeypatch.setattr(metrics_text, "LAGS_WAIT_S", 30.0)
-    await broker.log.create_topic("wide", 5_000, {})
+    await broker.log.topics.create("wide", 5_000, {})
     consumer = await created(broker, group="w")
     await consumer.ok("POST", "/subscription", {"topics": ["wide"]})
     wide = broker.log.state.topic("wide")
-    await broker.log.append(wide, [(4_999, rows(b"v"))], size=1, is_json=False)
+    await broker.log.records.append(wide, [(4_999, rows(b"v"))], size=1, is_json=False)
     summary = await groups.get("/w/lag-summary")
     assert (summary["total_lag"], summary["max_lag_partition_id"]) == (1, 4_999)
     metrics = (await broker.http.get("/metrics")).text

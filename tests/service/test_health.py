@@ -27,7 +27,6 @@ from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import ObjectNotFound, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.metered import MeteredStore
@@ -67,7 +66,7 @@ async def test_open_log_is_ready_until_it_drains(
     assert (answer.status_code, answer.json()) == (503, {"error_code": 50302, "message": message})
 
 
-async def test_closed_log_is_not_ready(client: httpx.AsyncClient, log: Log) -> None:
+async def test_closed_log_is_not_ready(client: httpx.AsyncClient, log: LogBroker) -> None:
     await log.close()
     assert (await client.get("/ready")).status_code == 503
 
@@ -125,10 +124,10 @@ async def test_readiness_survives_one_failed_read_and_not_many() -> None:
 # -- metrics
 
 
-async def test_metrics_follow_log(client: httpx.AsyncClient, log: Log) -> None:
-    await log.create_topic("t", 2, {})
+async def test_metrics_follow_log(client: httpx.AsyncClient, log: LogBroker) -> None:
+    await log.topics.create("t", 2, {})
     rows = Rows([1, 2, 3], [None] * 3, [b"v"] * 3)
-    await log.append(log.state.topic("t"), [(1, rows)], size=300, is_json=False)
+    await log.records.append(log.state.topic("t"), [(1, rows)], size=300, is_json=False)
     samples = await scrape(client)
     assert samples["tidelog_flushes_total", ()] == 2
     assert samples["tidelog_wal_puts_total", ()] == 2
@@ -137,21 +136,23 @@ async def test_metrics_follow_log(client: httpx.AsyncClient, log: Log) -> None:
     assert samples["tidelog_high_watermark", (("partition", "0"), ("topic", "t"))] == 0
     assert samples["tidelog_high_watermark", (("partition", "1"), ("topic", "t"))] == 3
     assert samples["tidelog_unsealed_bytes", (("topic", "t"),)] > 0
-    assert samples["tidelog_cache_bytes", (("cache", "tail"),)] == log.tail.bytes > 0
+    assert samples["tidelog_cache_bytes", (("cache", "tail"),)] == log._log.tail.bytes > 0
     assert samples["tidelog_partitions", ()] == 2
     assert samples["tidelog_series_omitted", ()] == 0
     assert samples["process_resident_memory_bytes", ()] > 0
 
 
-async def test_metrics_have_bounded_number_of_series(client: httpx.AsyncClient, log: Log) -> None:
-    await log.create_topic("t", SERIES_MAX - 1, {})
-    await log.create_topic("u", 3, {})
+async def test_metrics_have_bounded_number_of_series(
+    client: httpx.AsyncClient, log: LogBroker
+) -> None:
+    await log.topics.create("t", SERIES_MAX - 1, {})
+    await log.topics.create("u", 3, {})
     samples = await scrape(client)
     assert sum(name == "tidelog_high_watermark" for name, _ in samples) == SERIES_MAX
     assert samples["tidelog_series_omitted", ()] == 2
 
 
-async def test_requests_are_counted(client: httpx.AsyncClient, log: Log) -> None:
+async def test_requests_are_counted(client: httpx.AsyncClient, log: LogBroker) -> None:
     for path in ("/topics", "/topics/none", "/nope", "/healthy"):
         await client.get(path)
     samples = await scrape(client)
@@ -168,7 +169,7 @@ async def test_requests_are_counted(client: httpx.AsyncClient, log: Log) -> None
     }
 
 
-async def test_hot_counters_reach_metrics(log: Log) -> None:
+async def test_hot_counters_reach_metrics(log: LogBroker) -> None:
     http = HttpCounters()
     http.observe("produce", 200, 0.0005)
     http.observe("produce", 200, 0.001)
@@ -206,7 +207,7 @@ async def no_reports() -> list[bytes]:
 
 
 @asynccontextmanager
-async def metered() -> AsyncIterator[Log]:
+async def metered() -> AsyncIterator[LogBroker]:
     """A log on a store that counts."""
     clock = SystemClock()
     log = await LogBroker.open(
@@ -220,8 +221,8 @@ async def metered() -> AsyncIterator[Log]:
 
 async def test_what_flush_was_and_what_store_was_asked() -> None:
     async with metered() as log:
-        await log.create_topic("t", 1, {})
-        asked = log.store.counters.requests.copy()
+        await log.topics.create("t", 1, {})
+        asked = log._log.store.counters.requests.copy()
         await append(log, b"v", b"w")
         async with http_client(routed(build_app(log))) as client:
             samples = await scrape(client)
@@ -256,9 +257,9 @@ async def test_store_is_counted_by_verb_and_failures_are_not_misses() -> None:
     assert sum(counters.seconds["get"].counts) == 3
 
 
-async def test_labels_have_bounded_values(client: httpx.AsyncClient, log: Log) -> None:
+async def test_labels_have_bounded_values(client: httpx.AsyncClient, log: LogBroker) -> None:
     """Whatever clients send: paths, methods and names of things that are not there."""
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     odd = ("/topics/%s", "/v3/clusters/%s/topics", "/nope/%s", "/topics/t/partitions/%s/offsets")
     for number in range(30):
         for path in odd:
@@ -289,18 +290,18 @@ def test_topics_beyond_bound_share_one_series() -> None:
     assert http.total("records_in") == METRIC_TOPICS_MAX + 10
 
 
-async def test_topics_that_are_gone_are_forgotten(log: Log) -> None:
+async def test_topics_that_are_gone_are_forgotten(log: LogBroker) -> None:
     http = HttpCounters()
     for topic in ("t", "gone"):
         http.add_records_in(1, 10, topic)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     text = (await Telemetry(log, http, VERSION).text()).decode()
     assert 'tidelog_topic_records_total{direction="in",topic="t"} 1.0' in text
     assert "gone" not in text
     assert list(http.topics) == ["t"]
 
 
-async def test_one_answer_has_metrics_of_each_worker(log: Log) -> None:
+async def test_one_answer_has_metrics_of_each_worker(log: LogBroker) -> None:
     hostile = b'# HELP tidelog_x x\n# TYPE tidelog_x gauge\ntidelog_x{group="# HELP y"} 1.0\n'
     second = await Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, no_reports)).text()
 

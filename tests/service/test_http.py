@@ -95,7 +95,7 @@ async def test_head_reads_and_encodes_no_record(
         accept = "application/x-ndjson"
     await append(broker.log, b"1", b"2")
     monkeypatch.setattr(fetch, "encode", None)
-    monkeypatch.setattr(broker.log, "fetch", None)
+    monkeypatch.setattr(broker.log.records, "fetch", None)
     async with httpx.AsyncClient(trust_env=False) as http:
         url = f"http://127.0.0.1:{port}{path}"
         query = {"offset": "earliest", "follow": "true"}

@@ -23,9 +23,9 @@ from tests.service.conftest import (
     stored,
 )
 from tests.support.faults import FaultyStore
+from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.murmur2 import partition_of
 from tidelog.storage.core import object_keys
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 KEYLESS = [{"value": n} for n in range(10)]
@@ -34,14 +34,16 @@ MANY = [{"value": "v" * 1000, **({"key": f"k{n}"} if n % 3 else {})} for n in ra
 BODIES = {"keyless": KEYLESS, "keyed": KEYED, "many": MANY}
 
 
-async def values(log: Log) -> dict[int, list[Any]]:
+async def values(log: LogBroker) -> dict[int, list[Any]]:
     return {
         number: [json.loads(row["value"]) for row in await stored(log, number)]
         for number in range(len(log.state.topic("t").partitions))
     }
 
 
-async def assert_true(log: Log, records: list[dict[str, Any]], answer: httpx.Response) -> None:
+async def assert_true(
+    log: LogBroker, records: list[dict[str, Any]], answer: httpx.Response
+) -> None:
     """Each record lies where the answer says."""
     stored_values = await values(log)
     for record, (partition, offset) in zip(records, placed(answer), strict=True):
@@ -65,12 +67,12 @@ async def test_retry_is_parted_as_first_was(store: MemoryStore, name: str) -> No
     for turn, (before, after) in enumerate([(1, 2), (2, 3), (3, 7), (4, 64)]):
         async with broker_on(store) as broker, broker_on(store, "b2") as other:
             if turn:
-                await broker.log.delete_topic("t")
-            await broker.log.create_topic("t", before, {})
+                await broker.log.topics.delete("t")
+            await broker.log.topics.create("t", before, {})
             first = await post(broker.http, BODIES[name], key=f"turn {turn}")
             await assert_true(broker.log, BODIES[name], first)
-            await other.log.wal.refresh()
-            await other.log.add_partitions("t", after)
+            await other.log._log.wal.refresh()
+            await other.log.topics.add_partitions("t", after)
             for receiver in (broker, other, broker):
                 again = await post(receiver.http, BODIES[name], key=f"turn {turn}")
                 assert (again.status_code, again.content) == (200, first.content)
@@ -87,10 +89,10 @@ async def test_same_partitions_with_other_records_are_not_same(
     ]
     records = [{"key": str(key), "value": str(key)} for key in chosen]
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 2, {})
+        await broker.log.topics.create("t", 2, {})
         first = await post(broker.http, records, TEXT, key="a")
         assert [partition for partition, _ in placed(first)] == [0, 1, 0, 1]
-        await broker.log.add_partitions("t", 3)
+        await broker.log.topics.add_partitions("t", 3)
         assert (await post(broker.http, records, TEXT, key="a")).content == first.content
 
 
@@ -99,7 +101,7 @@ async def test_arrow_is_remembered_too(broker: Broker, topic: str) -> None:
     headers = {"content-type": ARROW, "idempotency-key": "a"}
     first = await broker.http.post("/topics/t", content=body, headers=headers)
     assert first.status_code == 200
-    await broker.log.add_partitions("t", 11)
+    await broker.log.topics.add_partitions("t", 11)
     again = await broker.http.post("/topics/t", content=body, headers=headers)
     assert (again.status_code, again.content) == (200, first.content)
     assert sum(ends(broker.log)) == 20
@@ -112,10 +114,10 @@ async def test_retry_gets_first_answer_although_topic_has_got_stricter(
     store: MemoryStore, config: dict[str, str | None]
 ) -> None:
     async with broker_on(store) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
         await other.log.refresh()
         first = await post(broker.http, MANY, key="a")
-        await other.log.alter_topic("t", config)
+        await other.log.topics.alter("t", config)
         for receiver in (other, broker):
             again = await post(receiver.http, MANY, key="a")
             assert (again.status_code, again.content) == (200, first.content)
@@ -127,7 +129,7 @@ async def test_retry_gets_first_answer_although_topic_has_got_stricter(
 
 
 async def test_key_stands_for_one_request(broker: Broker, topic: str) -> None:
-    await broker.log.create_topic("u", 3, {})
+    await broker.log.topics.create("u", 3, {})
     await post(broker.http, KEYED, key="a", path="/topics/t/partitions/1")
     before = ends(broker.log)
     for others in (
@@ -160,7 +162,7 @@ async def test_refused_request_leaves_its_key_free(broker: Broker, topic: str) -
 
 @pytest.mark.parametrize("name", ["keyless", "keyed"])
 async def test_duplicates_at_once_are_one(broker: Broker, other: Broker, name: str) -> None:
-    await broker.log.create_topic("t", 5, {})
+    await broker.log.topics.create("t", 5, {})
     answers = await asyncio.gather(
         *(
             post(receiver.http, BODIES[name], key="a")
@@ -211,9 +213,9 @@ async def test_lost_answer_is_found_again(
 
 async def test_keys_outlive_broker(store: MemoryStore) -> None:
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
         first = await post(broker.http, KEYLESS, key="a")
-        await broker.log.wal.checkpoint()
+        await broker.log._log.wal.checkpoint()
         second = await post(broker.http, KEYLESS, key="b")
     async with broker_on(store, "b2") as broker:
         assert (await post(broker.http, KEYLESS, key="a")).content == first.content
@@ -270,9 +272,9 @@ def v3_record(n: int, **more: Any) -> dict[str, Any]:
 async def test_records_of_stream_are_remembered_one_by_one(store: MemoryStore) -> None:
     records = [v3_record(n) for n in range(8)]
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
         half = await stream(broker, records[:4])  # and then the connection broke
-        await broker.log.add_partitions("t", 5)
+        await broker.log.topics.add_partitions("t", 5)
         whole = await stream(broker, records)
         assert whole[:4] == half
         assert {report["error_code"] for report in whole} == {200}
@@ -293,7 +295,7 @@ async def test_record_that_is_refused_counts(broker: Broker, topic: str) -> None
 
 async def test_entries_of_batch_are_remembered_by_id(store: MemoryStore) -> None:
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
 
     async def batch(broker: Broker, ids: list[int]) -> dict[str, Any]:
         body = {"entries": [v3_record(n, id=str(n)) for n in ids]}
@@ -307,7 +309,7 @@ async def test_entries_of_batch_are_remembered_by_id(store: MemoryStore) -> None
 
     async with broker_on(store) as broker:
         first = await batch(broker, [1, 2, 3])
-        await broker.log.add_partitions("t", 7)
+        await broker.log.topics.add_partitions("t", 7)
     async with broker_on(store, "b2") as broker:
         again = await batch(broker, [3, 4, 1, 2])
         assert {name: again[name] for name in first} == first

@@ -17,7 +17,7 @@ from tidelog.service.telemetry.partition_shares import WINDOW_S, PartitionShares
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.store.memory import MemoryStore
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
@@ -32,12 +32,12 @@ async def log(clock: ManualClock) -> AsyncIterator[Broker]:
 
 async def fill(log: Broker, *ages_ms: int) -> None:
     """A topic `t`, whose records have these ages, and a group `g` at offset 1."""
-    await log.create_topic("t", 1, {"retention.ms": "-1"})
+    await log.topics.create("t", 1, {"retention.ms": "-1"})
     topic, now_ms = log.state.topic("t"), log.clock.now_ms()
     for age_ms in ages_ms:
         part = [(0, Rows([now_ms - age_ms], [None], [b"v"]))]
-        await log.append(topic, part, size=100, is_json=False)
-    await log.submit(CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 1)]))
+        await log.records.append(topic, part, size=100, is_json=False)
+    await log._log.submit(CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 1)]))
 
 
 async def test_age_of_record_of_tail_needs_no_request(log: Broker) -> None:
@@ -50,8 +50,8 @@ async def test_age_of_record_of_tail_needs_no_request(log: Broker) -> None:
 
 async def test_age_of_sealed_record_is_unknown_until_it_is_read(log: Broker) -> None:
     await fill(log, 9_000, 5_000, 0)
-    await log.seal("t")
-    log.tail.clear()
+    await log.records.seal("t")
+    log._log.tail.clear()
     times, topic = LagTimes(log), log.state.topic("t")
     assert times.seconds(topic, 0, 1) is None
     await times.look([Unread("t", 0, 1)], 0)
@@ -65,8 +65,8 @@ async def test_age_of_sealed_record_is_unknown_until_it_is_read(log: Broker) -> 
 
 async def test_sampler_reads_few_records_at_time(log: Broker) -> None:
     await fill(log, 9_000, 5_000)
-    await log.seal("t")
-    log.tail.clear()
+    await log.records.seal("t")
+    log._log.tail.clear()
     totals = LagTotals(log)
     await totals.refresh()
     assert (totals.groups["g"].total, totals.groups["g"].seconds) == (1, None)
@@ -80,8 +80,8 @@ async def test_routes_show_lag_in_seconds(broker: Served, topic: str) -> None:
     stamp = log.clock.now_ms() - 60_000
     topic_state = log.state.topic(topic)
     part = [(0, Rows([stamp, stamp], [None] * 2, [b"v"] * 2))]
-    await log.append(topic_state, part, size=200, is_json=False)
-    await log.submit(CommitOffsets("g", -1, [GroupOffset(topic_state.topic_id, 0, 0)]))
+    await log.records.append(topic_state, part, size=200, is_json=False)
+    await log._log.submit(CommitOffsets("g", -1, [GroupOffset(topic_state.topic_id, 0, 0)]))
     path = f"/v3/clusters/{log.identity.cluster_id}/consumer-groups/g"
     (lag,) = (await broker.http.get(f"{path}/lags")).json()["data"]
     assert 60 <= lag["lag_seconds"] < 3_600
@@ -95,10 +95,10 @@ async def test_routes_show_lag_in_seconds(broker: Served, topic: str) -> None:
 async def path(broker: Served) -> str:
     """Of a reset of group `g`, which has offset 5 of nine in `two`-0 and none in `two`-1."""
     log = broker.log
-    await log.create_topic("two", 2, {})
+    await log.topics.create("two", 2, {})
     topic = log.state.topic("two")
-    await log.append(topic, [(0, rows(*[b"v"] * 9))], size=900, is_json=False)
-    await log.submit(CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 5)]))
+    await log.records.append(topic, [(0, rows(*[b"v"] * 9))], size=900, is_json=False)
+    await log._log.submit(CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 5)]))
     return f"{broker.v3}/consumer-groups/g/offsets:reset"
 
 
@@ -125,7 +125,7 @@ async def test_resets_by_shift_and_by_partition(
 ) -> None:
     answer = await broker.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    committed = broker.log.committed_offsets("g").items()
+    committed = broker.log.groups.committed_offsets("g").items()
     assert {place.partition: offset.offset for place, offset in committed} == offsets
 
 
@@ -144,7 +144,7 @@ async def test_resets_that_are_refused_change_nothing(
     answer = await broker.http.post(path if words else path.replace("/g/", "/new/"), json=body)
     assert answer.status_code == (422 if words else 404)
     assert (words or "name a topic") in answer.json()["message"]
-    assert len(broker.log.committed_offsets("g")) == 1
+    assert len(broker.log.groups.committed_offsets("g")) == 1
 
 
 # -- shares of partitions
@@ -159,11 +159,11 @@ def test_hottest_partition_is_that_with_most_new_records() -> None:
 
 
 async def test_shares_are_of_last_whole_window(log: Broker, clock: ManualClock) -> None:
-    await log.create_topic("t", 4, {})
+    await log.topics.create("t", 4, {})
     shares, topic = PartitionShares(log), log.state.topic("t")
     await shares.step()
     many = Rows([1] * 1_500, [None] * 1_500, [b"v"] * 1_500)
-    await log.append(topic, [(2, many)], size=99_000, is_json=False)
+    await log.records.append(topic, [(2, many)], size=99_000, is_json=False)
     await shares.step()
     assert shares.hottest == {}, "the window is not over"
     clock.advance(WINDOW_S + 1)

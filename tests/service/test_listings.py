@@ -174,7 +174,7 @@ def paths(broker: Broker) -> Iterator[str]:
 
 
 async def test_no_read_holds_loop_at_bounds_of_state(broker: Broker) -> None:
-    await broker.log.create_topic("t", 1, {})
+    await broker.log.topics.create("t", 1, {})
     fill(broker.log.state)
     wrong = []
     for path in paths(broker):
@@ -183,4 +183,4 @@ async def test_no_read_holds_loop_at_bounds_of_state(broker: Broker) -> None:
             wrong.append((path, answer.status_code))
     assert not wrong
     # No checkpoint of this state: it would be encoded in one callback (DESIGN 12.2).
-    broker.log.wal._checkpoints.on_loaded(broker.log.state.seq)
+    broker.log._log.wal._checkpoints.on_loaded(broker.log.state.seq)

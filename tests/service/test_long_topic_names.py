@@ -24,7 +24,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CreateTopic
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreRefused
-from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.seal.sealer import ROUNDS_MAX, SealerSettings
 from tidelog.storage.state.cluster_state import Topic
@@ -44,7 +44,7 @@ WAIT_S = 60.0
 
 
 @asynccontextmanager
-async def log_on(root: Path, settings: LogSettings = MANUAL) -> AsyncIterator[Log]:
+async def log_on(root: Path, settings: LogSettings = MANUAL) -> AsyncIterator[Broker]:
     store = FolderStore(root)
     log = await Broker.open(store, settings, clock=SystemClock(), name="b1")
     try:
@@ -54,10 +54,10 @@ async def log_on(root: Path, settings: LogSettings = MANUAL) -> AsyncIterator[Lo
         await store.close()
 
 
-async def create_as_before(log: Log, name: str = LONG) -> None:
+async def create_as_before(log: Broker, name: str = LONG) -> None:
     """As brokers did that checked for Kafka's 249 characters alone."""
     configs = SEALED_AT_ONCE
-    await log.submit(CreateTopic(name, log.clock.new_id().hex(), 1, configs))
+    await log._log.submit(CreateTopic(name, log.clock.new_id().hex(), 1, configs))
 
 
 @pytest.mark.parametrize("length", [223, 230, 249, 250])
@@ -70,7 +70,7 @@ async def test_name_that_no_folder_can_have_is_refused(
     try:
         for validate_only in (True, False):
             with pytest.raises(InvalidRequest, match="1 to 222 characters of a-z"):
-                await log.create_topic("n" * length, 1, {}, validate_only=validate_only)
+                await log.topics.create("n" * length, 1, {}, validate_only=validate_only)
         assert not log.state.topics
     finally:
         await log.close()
@@ -79,16 +79,16 @@ async def test_name_that_no_folder_can_have_is_refused(
 
 async def test_longest_name_is_sealed_on_folder(tmp_path: Path) -> None:
     async with log_on(tmp_path) as log:
-        await log.create_topic(LONGEST, 1, {})
+        await log.topics.create(LONGEST, 1, {})
         await append(log, "a", topic=LONGEST)
-        assert await log.seal(LONGEST) == 1
+        assert await log.records.seal(LONGEST) == 1
         assert await read_values(log, topic=LONGEST) == ["a"]
 
 
 async def test_topic_that_cannot_be_sealed_ends_no_broker(tmp_path: Path) -> None:
     async with log_on(tmp_path) as log:
         await create_as_before(log)
-        await log.create_topic("other", 1, SEALED_AT_ONCE)
+        await log.topics.create("other", 1, SEALED_AT_ONCE)
         for topic in (LONG, "other"):
             await append(log, "0", topic=topic)
     for start in (1, 2):
@@ -99,7 +99,7 @@ async def check_life(root: Path, start: int) -> None:
     """A broker starts on what lies there, seals what can be sealed, and serves all of it."""
     async with log_on(root, SEALING) as log:
         running = asyncio.ensure_future(log.run_until_failed())
-        counters = log.sealer.counters
+        counters = log._log.sealer.counters
         for topic in (LONG, "other"):
             await append(log, f"{start}", topic=topic)
         await until(lambda: counters.segments and counters.failures > 1, WAIT_S)
@@ -113,11 +113,11 @@ async def check_life(root: Path, start: int) -> None:
 async def test_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) -> None:
     async with log_on(tmp_path) as log:
         await create_as_before(log)
-        await log.create_topic("other", 1, {"retention.ms": "1"})
+        await log.topics.create("other", 1, {"retention.ms": "1"})
         for topic in (LONG, "other"):
             await append(log, "a", topic=topic)
-        await log.seal("other")
-        cluster = await MaintenanceSession.open(log.store, SystemClock())
+        await log.records.seal("other")
+        cluster = await MaintenanceSession.open(log._log.store, SystemClock())
         # A session of a cluster with other bounds would collect at once; this one is alone.
         cluster.state.bounds.now = Bounds(wal_retention_ms=4, file_grace_ms=0)
         try:
@@ -125,13 +125,13 @@ async def test_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) -> None
                 "other"
             ]
             assert (await scrub(cluster, None, Grace())).is_whole
-            await log.wal.refresh()
-            await log.delete_topic(LONG)
+            await log._log.wal.refresh()
+            await log.topics.delete(LONG)
             for _ in range(4):  # it is forgotten when two checkpoints know that it is deleted
                 await append(log, "b", topic="other")
                 await asyncio.sleep(0.01)
                 await collect(cluster, await plan(cluster, Grace(wal_ms=0, table_ms=0)))
-                await log.wal.refresh()
+                await log._log.wal.refresh()
             assert not log.state.deleted
         finally:
             await cluster.close()
@@ -143,7 +143,7 @@ async def test_topic_that_cannot_be_sealed_is_shown_and_deleted(tmp_path: Path) 
         await create_as_before(broker.log)
         await append(broker.log, "a", topic=LONG)
         with pytest.raises(StoreRefused, match="longer than a file's name may be"):
-            await broker.log.seal(LONG)
+            await broker.log.records.seal(LONG)
         shown = await broker.http.get(f"/tidelog/v1/topics/{LONG}")
         assert shown.status_code == 200, shown.text
         assert (await broker.http.post(f"/admin/topics/{LONG}/seal")).status_code == 503
@@ -176,7 +176,7 @@ def test_whatever_seal_raises_others_are_sealed(failure: type[BaseException]) ->
         log = await opened(MemoryStore(), LogSettings(sealer=SealerSettings(check_interval_s=1.0)))
         async with closing(log):
             running = asyncio.ensure_future(log.run_until_failed())
-            open_table = log.tables.of
+            open_table = log._log.tables.of
             is_broken = True
 
             async def broken(topic: Topic, **more: float) -> Table:
@@ -184,15 +184,15 @@ def test_whatever_seal_raises_others_are_sealed(failure: type[BaseException]) ->
                     raise raised
                 return await open_table(topic, **more)
 
-            log.tables.of = broken
+            log._log.tables.of = broken
             for topic in ("t", "other"):
-                await log.create_topic(topic, 1, SEALED_AT_ONCE)
+                await log.topics.create(topic, 1, SEALED_AT_ONCE)
                 await append(log, "a", topic=topic)
             await asyncio.sleep(ROUNDS_MAX)
             assert not running.done()
             assert log.state.partition("other", 0).sealed_end == 1
             # The failing topic waits for twice as many rounds each time.
-            assert 2 < log.sealer.counters.failures < 10
+            assert 2 < log._log.sealer.counters.failures < 10
             is_broken = False
             await asyncio.sleep(ROUNDS_MAX + 2)
             assert log.state.partition("t", 0).sealed_end == 1

@@ -18,8 +18,8 @@ from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import StoreUnfit, Unavailable
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks
-from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.object_store import ObjectInfo
@@ -42,12 +42,12 @@ async def log_in(folder: Path, name: str, hot_dir: Path | None = None) -> AsyncI
     await store.close()
 
 
-async def fill(log: Log) -> None:
+async def fill(log: Broker) -> None:
     """`t` with three segments of records that are years old."""
-    await log.create_topic("t", 1, {"retention.ms": "-1"})
+    await log.topics.create("t", 1, {"retention.ms": "-1"})
     for value in (b"a", b"b", b"c"):
         await append(log, value)
-        await log.seal("t")
+        await log.records.seal("t")
 
 
 @pytest.fixture
@@ -66,10 +66,10 @@ async def test_round_retains_and_collects(sealed: Broker, tmp_path: Path) -> Non
     folder = tmp_path / "store"
     settings = Settings(store=folder.as_uri(), **YOUNG)
     await maintain_once(settings, sealed, MaintenanceCounters())
-    assert (await sealed.offsets("t", 0)).log_start_offset == 0
-    await sealed.alter_topic("t", {"retention.ms": "86400000"})
+    assert (await sealed.records.offsets("t", 0)).log_start_offset == 0
+    await sealed.topics.alter("t", {"retention.ms": "86400000"})
     await maintain_once(settings, sealed, MaintenanceCounters())
-    assert (await sealed.offsets("t", 0)).log_start_offset == 3
+    assert (await sealed.records.offsets("t", 0)).log_start_offset == 3
     assert list((folder / "checkpoints").iterdir())
 
 
@@ -84,7 +84,7 @@ async def test_round_says_what_it_found_and_what_it_took(sealed: Broker, tmp_pat
         return {name: float(value) for name, _, value in lines}
 
     segments = sum(path.stat().st_size for path in folder.glob("topics/*/partition=0/*"))
-    await sealed.alter_topic("t", {"retention.ms": "86400000"})
+    await sealed.topics.alter("t", {"retention.ms": "86400000"})
     await maintain_once(settings, sealed, counters)
     assert (await gauges())["tidelog_garbage_waiting_bytes"] == segments  # no checkpoint counts yet
     for hour in range(3):
@@ -119,7 +119,7 @@ async def test_duty_goes_on_after_round_that_fails(
         duty = asyncio.create_task(run_maintenance(settings, sealed, MaintenanceCounters()))
         await until(lambda: len(caplog.records) >= 2)
     assert not duty.done()
-    await sealed.alter_topic("t", {"retention.ms": "86400000"})
+    await sealed.topics.alter("t", {"retention.ms": "86400000"})
     await until(lambda: sealed.state.partition("t", 0).log_start_offset == 3, 240)
     duty.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -128,12 +128,12 @@ async def test_duty_goes_on_after_round_that_fails(
 
 
 async def test_h6_round_of_retention_loads_no_cluster_again(sealed: Broker) -> None:
-    await sealed.alter_topic("t", {"retention.ms": "86400000"})
-    before = sealed.wal.counters.gets
+    await sealed.topics.alter("t", {"retention.ms": "86400000"})
+    before = sealed._log.wal.counters.gets
     elsewhere = Settings(store="file:///nowhere")  # what a second view would read
     await maintain_once(elsewhere, sealed, MaintenanceCounters(), is_collecting=False)
     assert sealed.state.partition("t", 0).log_start_offset == 3
-    assert sealed.wal.counters.gets - before <= 2
+    assert sealed._log.wal.counters.gets - before <= 2
 
 
 async def test_stores_in_memory_and_disabled_maintenance_are_skipped(log: Broker) -> None:
@@ -152,7 +152,9 @@ async def test_log_that_is_closed_leaves_no_mark(folder: Path, tmp_path: Path) -
         await fill(log)
         topic = log.state.topic("t")
         for value in ("d", "e"):
-            await log.append(topic, [(0, rows(value))], size=1, is_json=False, acks=Acks.LOCAL)
+            await log.records.append(
+                topic, [(0, rows(value))], size=1, is_json=False, acks=Acks.LOCAL
+            )
         await until(lambda: log.state.partition("t", 0).high_watermark == 5)
         assert len(log.state.hot_logs) == 1
     assert list(hot.glob("*.hot")) == []

@@ -43,7 +43,7 @@ def far() -> Iterator[FakeIssuer]:
 @pytest.fixture
 async def broker(far: FakeIssuer) -> AsyncIterator[Broker]:
     async with broker_on(MemoryStore(), **SETTINGS, **far.settings) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         await allow(broker.log, ALICE, "ALL")
         await allow(broker.log, ALICE, "ALL", "GROUP", "g")
         yield broker

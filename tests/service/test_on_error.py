@@ -200,13 +200,13 @@ async def test_partition_that_stops_ends_wait_for_more_bytes(
     member = await subscribed(broker, fetch_min_bytes=1_000_000)
     assert await member.read(timeout=0) == [0]
     await append(broker.log, b"10", partition=1)
-    fetch, fetches = broker.log.fetch, []
+    fetch, fetches = broker.log.records.fetch, []
 
     async def counted(*where: Any, **more: Any) -> Any:
         fetches.append(where)
         return await fetch(*where, **more)
 
-    monkeypatch.setattr(broker.log, "fetch", counted)
+    monkeypatch.setattr(broker.log.records, "fetch", counted)
     assert await member.read(timeout=1000) == [10]
     assert len(fetches) <= 4, "the read looks again and again at the partition that stops"
 

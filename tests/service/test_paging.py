@@ -18,7 +18,7 @@ TOPICS = ["a", "b", "c", "d", "e"]
 @pytest.fixture
 async def base(broker: Broker) -> str:
     for name in TOPICS:
-        await broker.log.create_topic(name, 2, {})
+        await broker.log.topics.create(name, 2, {})
     return f"{broker.v3}"
 
 
@@ -72,8 +72,8 @@ async def test_next_page_keeps_other_parameters(broker: Broker, base: str) -> No
 
 async def test_topics_that_change_between_two_pages(broker: Broker, base: str) -> None:
     answer = (await broker.http.get(f"{base}/topics?page_size=2")).json()
-    await broker.log.delete_topic("b")
-    await broker.log.create_topic("bb", 1, {})
+    await broker.log.topics.delete("b")
+    await broker.log.topics.create("bb", 1, {})
     following = (await broker.http.get(answer["metadata"]["next"])).json()
     assert [topic["topic_name"] for topic in following["data"]] == ["bb", "c"]
 

@@ -36,7 +36,7 @@ from tidelog.storage.cluster.messages import (
 )
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core.errors import LogError, Unavailable
-from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 
@@ -61,7 +61,7 @@ class Process:
         await self.log.close()
         await self.listener.close()
         await self.peers.close()
-        await self.log.store.close()
+        await self.log._log.store.close()
 
 
 @pytest.fixture
@@ -72,36 +72,36 @@ async def peers() -> AsyncIterator[HttpPeers]:
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[list[Log]]:
+async def pair(tmp_path: Path) -> AsyncIterator[list[Broker]]:
     """Two brokers that know each other, the sequencer first, and topic `t`."""
     processes = [Process(tmp_path, "a"), Process(tmp_path, "b")]
     for process in processes:
         await process.start()
     logs = [process.log for process in processes]
     for log in logs:
-        await log.membership.look()
-    logs.sort(key=lambda log: log.sequencer.target is not None)
-    await logs[0].create_topic("t", 1, {})
-    await logs[1].wal.refresh()
+        await log._membership.look()
+    logs.sort(key=lambda log: log._sequencer.target is not None)
+    await logs[0].topics.create("t", 1, {})
+    await logs[1]._log.wal.refresh()
     yield logs
     for process in processes:
         await process.stop()
 
 
-async def test_forwarded_draft_is_known_to_both_at_once(pair: list[Log]) -> None:
+async def test_forwarded_draft_is_known_to_both_at_once(pair: list[Broker]) -> None:
     first, second = pair
     for number in range(20):
         await append(pair[number % 2], str(number))
-    assert second.sequencer.counters.handed_over == 10
-    assert second.sequencer.counters.own_commits == 0
-    assert second.wal.counters.puts == 0
+    assert second._sequencer.counters.handed_over == 10
+    assert second._sequencer.counters.own_commits == 0
+    assert second._log.wal.counters.puts == 0
     await asyncio.sleep(0.2)
     assert first.state.encode() == second.state.encode()
     assert await read_values(second) == [str(number) for number in range(20)]
 
 
-async def test_request_without_token_is_refused(pair: list[Log]) -> None:
-    me = pair[0].membership.me
+async def test_request_without_token_is_refused(pair: list[Broker]) -> None:
+    me = pair[0]._membership.me
     async with httpx.AsyncClient(base_url=me.address, trust_env=False) as client:
         right = {"authorization": f"Bearer {me.token}"}
         for headers in ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {'0' * 32}"}):
@@ -171,9 +171,9 @@ async def test_what_answer_means(peers: HttpPeers, answer: bytes, error: type[Lo
 
 
 async def test_caller_that_times_out_leaves_no_connection_in_use(
-    peers: HttpPeers, pair: list[Log]
+    peers: HttpPeers, pair: list[Broker]
 ) -> None:
-    me = pair[0].membership.me
+    me = pair[0]._membership.me
     await peers.announce(me, encode_announcements([]))
     (connection,) = peers._idle[me.address]
     with pytest.raises(TimeoutError):
@@ -188,9 +188,9 @@ async def test_caller_that_times_out_leaves_no_connection_in_use(
 
 
 async def test_caller_cancelled_with_answer_there_leaves_no_connection(
-    peers: HttpPeers, pair: list[Log]
+    peers: HttpPeers, pair: list[Broker]
 ) -> None:
-    me = pair[0].membership.me
+    me = pair[0]._membership.me
     asking = asyncio.create_task(peers.announce(me, encode_announcements([])))
     async with asyncio.timeout(240):
         while not peers._opened or next(iter(peers._opened))._answer is None:  # noqa: ASYNC110
@@ -204,8 +204,8 @@ async def test_caller_cancelled_with_answer_there_leaves_no_connection(
     assert not peers._opened
 
 
-async def test_port_that_is_taken_is_named(peers: HttpPeers, pair: list[Log]) -> None:
-    port = int(pair[0].membership.me.address.rpartition(":")[2])
+async def test_port_that_is_taken_is_named(peers: HttpPeers, pair: list[Broker]) -> None:
+    port = int(pair[0]._membership.me.address.rpartition(":")[2])
     listener = PeerListener(PeerApp(pair[0]), "127.0.0.1", port)
     with pytest.raises(LogError, match=f"cannot listen for peers on 127.0.0.1:{port}"):
         await listener.start("")
@@ -328,7 +328,7 @@ async def test_whole_answer_without_room_closes_its_connection(is_cancelled: boo
         await until(lambda: not peers._opened)
 
 
-async def test_forwarded_request_that_waits_keeps_no_message(pair: list[Log]) -> None:
+async def test_forwarded_request_that_waits_keeps_no_message(pair: list[Broker]) -> None:
     class Message(bytearray):
         """A message that has weak references."""
 
@@ -353,7 +353,7 @@ async def test_forwarded_request_that_waits_keeps_no_message(pair: list[Log]) ->
         """The answer is of no interest."""
 
     app = PeerApp(pair[0], Forwarded(serve))
-    token = pair[0].membership.me.token.encode()
+    token = pair[0]._membership.me.token.encode()
     headers = [(b"authorization", b"Bearer " + token)]
     scope = {"type": "http", "method": "POST", "path": GROUP_REQUEST, "headers": headers}
     serving = asyncio.create_task(app(scope, receive, send))

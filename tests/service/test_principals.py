@@ -27,7 +27,7 @@ async def apart(work: Awaitable[object]) -> object:
 
 
 async def commits_of(broker: Broker) -> list[Commit]:
-    entries = await entries_of(broker.log.store)
+    entries = await entries_of(broker.log._log.store)
     return [commit for _, decoded in entries for commit in decoded.entry.commits]
 
 
@@ -62,7 +62,7 @@ async def test_changes_of_topics_name_their_principal_and_those_of_brokers_none(
     path = f"{broker.v3}/topics"
     made = broker.http.post(path, json={"topic_name": "new"}, headers=ADMIN)
     assert (await apart(made)).status_code == 201
-    await broker.log.create_topic("own", 1, {})
+    await broker.log.topics.create("own", 1, {})
     creators = {
         action.name: commit.principal
         for commit in await commits_of(broker)

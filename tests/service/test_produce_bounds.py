@@ -77,7 +77,7 @@ async def sent(broker: Broker, way: str, *records: dict[str, Any]) -> tuple[int,
 async def test_compacted_topic_takes_no_record_without_key(
     broker: Broker, way: str, records: list[dict[str, Any]], status: int
 ) -> None:
-    await broker.log.create_topic("t", 1, {"cleanup.policy": "delete, compact"})
+    await broker.log.topics.create("t", 1, {"cleanup.policy": "delete, compact"})
     code, message = await sent(broker, way, *records)
     assert code == status
     assert "has no key" in message
@@ -86,7 +86,7 @@ async def test_compacted_topic_takes_no_record_without_key(
     assert (await sent(broker, way, {"key": "a", "value": None}))[0] == 200, "a tombstone has a key"
     assert (await sent(broker, way, {"key": "a", "value": 1}))[0] == 200
     assert ends(broker.log) == [2]
-    await broker.log.alter_topic("t", {"cleanup.policy": "delete"})
+    await broker.log.topics.alter("t", {"cleanup.policy": "delete"})
     assert (await sent(broker, way, *records))[0] == 200
 
 
@@ -99,7 +99,7 @@ async def test_record_of_next_year_is_refused_unless_allowed(broker: Broker, way
     assert message.startswith("record 0 for topic 't' has timestamp")
     assert "message.timestamp.after.max.ms is 3600000" in message
     assert ends(broker.log) == [0]
-    await broker.log.alter_topic("t", {"message.timestamp.after.max.ms": str(2 * YEAR_MS)})
+    await broker.log.topics.alter("t", {"message.timestamp.after.max.ms": str(2 * YEAR_MS)})
     assert (await sent(broker, way, record))[0] == 200
 
 
@@ -120,5 +120,5 @@ async def test_headers_count_for_max_bytes_and_max_message_bytes(broker: Broker)
         (await post(broker.http, WITH_HEADER)).raise_for_status()
     answer = await broker.http.get(PATH, params={"offset": 0, "max_bytes": 1000})
     assert len(answer.json()) == 1
-    await broker.log.alter_topic("t", {"max.message.bytes": str(20 * KIB)})
+    await broker.log.topics.alter("t", {"max.message.bytes": str(20 * KIB)})
     assert (await post(broker.http, WITH_HEADER)).status_code == 413

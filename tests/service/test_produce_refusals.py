@@ -194,7 +194,7 @@ async def test_first_request_is_answered_with_what_to_send(
 
 @pytest.mark.parametrize("content_type", [BINARY, ARROW])
 async def test_oversized_record_refuses_request(broker: Broker, content_type: str) -> None:
-    await broker.log.create_topic("t", 2, {"max.message.bytes": "1000"})
+    await broker.log.topics.create("t", 2, {"max.message.bytes": "1000"})
     for size, status in ((1001, 413), (1000, 200)):  # key, value, and 24 bytes
         values = [b"x", b"v" * (size - 10 - 24)]
         keys_ = [b"k" * 10] * 2
@@ -264,13 +264,13 @@ async def test_full_buffer_says_when_to_come_back(
     assert_refused(answer, 429, 42901)
     assert int(answer.headers["retry-after"]) >= 1
     waiting = asyncio.create_task(post(broker.http, [{"value": "x"}]))  # there is room for it
-    buffered_bytes = broker.log.writer.buffered_bytes
-    await until(lambda: broker.log.writer.buffered_bytes > buffered_bytes)
+    buffered_bytes = broker.log._log.writer.buffered_bytes
+    await until(lambda: broker.log._log.writer.buffered_bytes > buffered_bytes)
     gate.opened.set()
     assert placed(await first) == [(0, 0)]
     assert placed(await waiting) == [(0, 1)]
     assert placed(await post(broker.http, [{"value": "w" * 5000}])) == [(0, 2)]
-    assert broker.log.writer.buffered_bytes == 0
+    assert broker.log._log.writer.buffered_bytes == 0
 
 
 @pytest.mark.broker(topics={"t": 1})
@@ -407,7 +407,7 @@ async def test_no_body_is_internal_error(
     key: bytes | None,
 ) -> None:
     if "t" not in broker.log.state.topics:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
     headers: dict[str, Any] = {} if content_type is None else {"content-type": content_type}
     if key is not None:
         headers["idempotency-key"] = key
@@ -422,13 +422,13 @@ async def test_no_body_is_internal_error(
 @given(body=TORN)
 async def test_torn_stream_is_no_internal_error(broker: Broker, body: bytes) -> None:
     if "t" not in broker.log.state.topics:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
     assert_answered(await send(broker.http, body, ARROW))
 
 
 @pytest.mark.parametrize("way", ["json", "arrow"])
 async def test_too_many_records_refuse_request(broker: Broker, way: str) -> None:
-    await broker.log.create_topic("t", 1, {})
+    await broker.log.topics.create("t", 1, {})
     count = RECORDS_MAX + 1
     bodies = {
         "json": (JSON, b'{"records":[' + b",".join([b"{}"] * count) + b"]}"),

@@ -250,7 +250,7 @@ async def test_acks_1_is_answered_before_commit_gives_offsets(
     store: MemoryStore, tmp_path: Path
 ) -> None:
     async with broker_on(store, hot_dir=tmp_path) as broker:
-        await broker.log.create_topic("t", 2, {})
+        await broker.log.topics.create("t", 2, {})
         records = [{"value": 1, "partition": 1}, {"value": 2, "partition": 0}]
         assert placed(await post(broker.http, records, acks="1")) == [(1, None), (0, None)]
         await until(lambda: ends(broker.log) == [1, 1])
@@ -304,10 +304,10 @@ async def test_brokers_that_create_same_topic_agree(broker: Broker, other: Broke
 async def test_partitions_that_another_broker_added_are_known(
     broker: Broker, other: Broker
 ) -> None:
-    await broker.log.create_topic("t", 1, {})
-    await other.log.wal.refresh()
+    await broker.log.topics.create("t", 1, {})
+    await other.log._log.wal.refresh()
     for count in (2, 3, 4):  # I3: what was answered there is seen here
-        await other.log.add_partitions("t", count)
+        await other.log.topics.add_partitions("t", count)
         record = {"value": 1, "partition": count - 1}
         path = "/topics/t" if count == 2 else f"/topics/t/partitions/{count - 1}"
         if count < 4:

@@ -157,18 +157,18 @@ async def test_clusters_and_topics_must_be_there(broker: Broker, topic: str, las
 
 
 async def test_topic_may_go_and_grow_in_stream(broker: Broker, other: Broker) -> None:
-    await broker.log.create_topic("t", 1, {})
+    await broker.log.topics.create("t", 1, {})
 
     async def body() -> AsyncIterator[bytes]:
         yield json.dumps(of(1)).encode()
-        await other.log.wal.refresh()
-        await other.log.add_partitions("t", 2)
+        await other.log._log.wal.refresh()
+        await other.log.topics.add_partitions("t", 2)
         yield json.dumps(of(2, partition_id=1)).encode()
         await until(lambda: ends(broker.log) == [1, 1])
-        await broker.log.delete_topic("t")
+        await broker.log.topics.delete("t")
         yield json.dumps(of(3)).encode()
         await asyncio.sleep(0.01)
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         yield json.dumps(of(4)).encode()
 
     reports = await stream(broker, body())
@@ -388,7 +388,7 @@ async def test_no_body_is_internal_error(
     broker: Broker, body: bytes, last: str, is_batch: bool
 ) -> None:
     if "t" not in broker.log.state.topics:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
     if is_batch:
         body = b'{"entries":[%s]}' % body.replace(b"}{", b"},{")
     answer = await broker.http.post(path(broker, last), content=body)
@@ -435,7 +435,7 @@ async def test_large_record_is_decoded_in_thread(
 
     monkeypatch.setattr(v3_records, "decode_v3_record", counted)
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {"max.message.bytes": "4000000"})
+        await broker.log.topics.create("t", 1, {"max.message.bytes": "4000000"})
         records = [of("x" * 10), LARGE[what]]
         if way == "stream":
             reports = await stream(broker, "".join(map(json.dumps, records)))

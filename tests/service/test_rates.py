@@ -23,7 +23,7 @@ from tidelog.service.telemetry.rates import (
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.histogram import SECONDS
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.metered import MeteredStore
 
@@ -89,7 +89,7 @@ def test_quantile_is_in_its_bucket() -> None:
 async def test_step_has_what_was_added_since_one_before(log: Broker) -> None:
     http = HttpCounters()
     vitals = RateSampler(log, http, "1", ack_labels=ACK_LABELS)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     http.add_records_in(3, 300, "t")
     http.observe("produce", 200, 0.004)
     vitals.step()
@@ -161,18 +161,18 @@ async def test_remembered_answers_are_bounded(log: Broker) -> None:
 
 
 async def test_lag_over_time_is_of_groups_that_are_there(log: Broker) -> None:
-    topic = await log.create_topic("t", 1, {})
+    topic = await log.topics.create("t", 1, {})
     assert topic is not None
     vitals = RateSampler(log, HttpCounters(), "1", ack_labels=())
-    await log.append(topic, [(0, rows(b"a", b"b", b"c"))], size=3, is_json=False)
+    await log.records.append(topic, [(0, rows(b"a", b"b", b"c"))], size=3, is_json=False)
     commit = CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 1)])
-    await log.transact([], [commit], size=0, is_json=False)
+    await log.records.transact([], [commit], size=0, is_json=False)
     await vitals.lags.refresh()
     vitals.step()
     past = vitals.lag_history("g")
     assert past.topics == {"t": [2]}
     assert past.step_ms == STEP_S * 1000
-    await log.delete_group("g")
+    await log.groups.delete("g")
     await vitals.lags.refresh()
     vitals.step()
     assert vitals.lag_history("g").topics == {}

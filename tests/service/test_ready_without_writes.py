@@ -34,7 +34,7 @@ class FullStore(MemoryStore):
 async def test_broker_is_ready_while_it_can_write() -> None:
     store = FullStore()
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         assert (await broker.http.get("/ready")).status_code == 200
         store.is_full = True
         for _ in range(PRODUCES):

@@ -89,7 +89,7 @@ async def waiting(broker: Broker, reading: Awaitable[Any]) -> AsyncIterator[asyn
     """A reader that waits for a record; the record comes at the end of the block."""
     task = asyncio.ensure_future(reading)
     try:
-        await until(lambda: broker.log._waiting or task.done(), ANSWER_S)
+        await until(lambda: broker.log._log.waiting or task.done(), ANSWER_S)
         assert not task.done()
         yield task
         await append(broker.log, LATE)

@@ -107,7 +107,7 @@ async def test_every_path_leads_to_its_own_route(broker: Broker) -> None:
 
 async def test_topic_may_have_name_of_word(broker: Broker) -> None:
     """A word in a path is also a parameter of other routes: `-` is a topic's name."""
-    await broker.log.create_topic("-", 1, {})
+    await broker.log.topics.create("-", 1, {})
     cluster = f"{broker.v3}"
     record = {"value": {"type": "JSON", "data": 1}}
     path = f"{cluster}/topics/-/records"

@@ -88,7 +88,7 @@ async def test_clusters_secret_that_others_can_read_is_refused(
     settings = Settings(store=str(folder), **SETTINGS)
     try:
         async with broker_on(store, **SETTINGS) as broker:
-            secret = await broker.log.secret()
+            secret = await broker.log.cluster.secret()
             security_of(settings, broker.log, secret, HttpCounters(), Turns())
             assert f"chmod -R go= {folder}" in caplog.text
             (folder / object_keys.SECRET).chmod(0o640)
@@ -125,8 +125,8 @@ async def test_folder_is_for_its_user_alone(tmp_path: Path) -> None:
     try:
         store = FolderStore(tmp_path / "store")
         async with secured(store) as broker:
-            await broker.log.create_topic("t", 1, {})
-            await broker.log.wal.checkpoint()
+            await broker.log.topics.create("t", 1, {})
+            await broker.log._log.wal.checkpoint()
             await store.put(object_keys.broker("b1"), [b"{}"])
             assert (tmp_path / "store" / object_keys.SECRET).exists()
         await store.close()
@@ -150,7 +150,7 @@ async def test_process_that_may_write_wal_is_administrator() -> None:
         foreign = await LogBroker.open(store, QUIET, clock=SystemClock(), name="foreign")
         await allow(foreign, "User:mallory", "ALL", "CLUSTER", "kafka-cluster")
         await foreign.close()
-        await broker.log.wal.refresh()
+        await broker.log._log.wal.refresh()
         asked = await broker.http.get("/tidelog/v1/keys", headers=header)
         assert asked.status_code == 200
     root = Path(__file__).parents[2]

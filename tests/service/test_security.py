@@ -181,7 +181,7 @@ async def test_no_secret_is_in_store_or_in_log_line(
     await me(broker, basic("alice", secret))
     assert_unknown(await broker.http.get("/topics", headers=basic("bob", secret)))
     assert "User:admin created key" in caplog.text
-    await broker.log.wal.checkpoint()
+    await broker.log._log.wal.checkpoint()
     bodies = [await store.get(info.key) async for info in store.list("")]
     assert len(bodies) > 3
     assert not any(secret.encode() in body or ADMIN_KEY.encode() in body for body in bodies)
@@ -199,21 +199,21 @@ async def test_i3_what_one_broker_has_acked_others_know(broker: Broker, other: B
     assert (await other.http.get(records, headers=header)).status_code == 200
     (key_id,) = broker.log.state.access.keys
     await broker.log.access.change(DeleteKey(key_id))
-    await other.log.wal.refresh()  # by its poll, or a peer that tells of it
+    await other.log._log.wal.refresh()  # by its poll, or a peer that tells of it
     assert_unknown(await other.http.get(records, headers=header))
 
 
 async def test_bad_keys_cost_no_memory_and_few_looks_at_store(broker: Broker) -> None:
     security = broker.app._security
     await me(broker, ADMIN)
-    before, remembered = broker.log.wal.counters.gets, len(security._callers)
+    before, remembered = broker.log._log.wal.counters.gets, len(security._callers)
     began_s = broker.log.clock.boot_s()
     for number in range(200):
         header = bearer(f"guess-{number}")
         assert (await broker.http.get("/topics", headers=header)).status_code == 401
     took_s = broker.log.clock.boot_s() - began_s
     assert len(security._callers) == remembered
-    assert broker.log.wal.counters.gets - before <= REFRESHES_PER_S * (took_s + 2) * 2
+    assert broker.log._log.wal.counters.gets - before <= REFRESHES_PER_S * (took_s + 2) * 2
 
 
 async def test_what_is_remembered_has_bound(

@@ -52,7 +52,7 @@ async def test_service_that_cannot_start_closes_its_broker() -> None:
         async with Service.open(settings(), store=store):
             raise AssertionError("it must not start")
     with pytest.raises(Unavailable):
-        await broker.create_topic("t", 1, {})
+        await broker.topics.create("t", 1, {})
     await asyncio.sleep(0)  # cancelled tasks end
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     assert not [task for task in tasks if task.get_name().startswith("tidelog")]

@@ -50,7 +50,7 @@ async def test_v3_does_not_show_what_is_not_to_be_seen(
     broker: Broker, instance: dict[str, str]
 ) -> None:
     await allow(broker.log, BOB, "DESCRIBE", "GROUP", "g")
-    cluster = broker.log.wal.cluster.cluster_id
+    cluster = broker.log._log.wal.cluster.cluster_id
     group = f"/v3/clusters/{cluster}/consumer-groups/g/consumers"
     consumers = (await broker.http.get(group, headers=instance)).json()["data"]
     name = consumers[0]["consumer_id"]

@@ -60,7 +60,7 @@ class Client:
 
 
 async def client(broker: Broker, name: str, partitions: int = 1) -> Client:
-    await broker.log.create_topic(f"{name}.t", partitions, {})
+    await broker.log.topics.create(f"{name}.t", partitions, {})
     for resource_type in ("TOPIC", "GROUP"):
         await allow(broker.log, f"User:{name}", "ALL", resource_type, f"{name}.", "PREFIXED")
     return Client(broker, name, await key_of(broker.log, f"User:{name}"))
@@ -113,7 +113,7 @@ async def test_topic_above_share_is_429_with_name_of_bound(broker: Broker, mallo
     assert "(bound partitions)" in text
     assert (await create("mallory.3", 1))[0] == 201
     assert (await create("mallory.4", 1))[0] == 429
-    await broker.log.delete_topic("mallory.1")
+    await broker.log.topics.delete("mallory.1")
     assert (await create("mallory.4", 1))[0] == 201
 
 
@@ -161,7 +161,7 @@ async def test_records_above_share_of_chunks_are_429_until_topic_is_sealed(
 ) -> None:
     share = 6
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", share * rules.PARTS)
-    await broker.log.create_topic("mallory.wide", 4, {})
+    await broker.log.topics.create("mallory.wide", 4, {})
 
     async def produce(partitions: int, acks: str = "all") -> httpx.Response:
         """Produce a record to each of the first partitions."""
@@ -177,7 +177,7 @@ async def test_records_above_share_of_chunks_are_429_until_topic_is_sealed(
     assert (await produce(2)).status_code == 200
     assert (await produce(1)).status_code == 429
     assert (await mallory.produce()).is_success
-    assert await broker.log.seal("mallory.wide") == 6
+    assert await broker.log.records.seal("mallory.wide") == 6
     assert (await produce(3, acks)).is_success
 
 
@@ -186,7 +186,7 @@ async def test_retry_of_keyed_request_above_share_of_chunks_gets_its_answer(
 ) -> None:
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", rules.PARTS)
     assert [(await mallory.produce(key)).status_code for key in "121"] == [200, 429, 200]
-    await broker.log.seal("mallory.t")
+    await broker.log.records.seal("mallory.t")
     assert (await mallory.produce("2")).status_code == 200
 
 

@@ -59,7 +59,7 @@ async def pair(store: MemoryStore) -> AsyncIterator[list[Process]]:
     async with AsyncExitStack() as stack:
         pair = [await stack.enter_async_context(process(store, name)) for name in "ab"]
         for peer in pair:
-            await peer.log.membership.look()
+            await peer.log._membership.look()
         yield pair
 
 
@@ -88,7 +88,7 @@ def status(answer: bytes) -> int:
 
 async def unsigned(to: Process, path: str, message: bytes, **more: str) -> httpx.Response:
     """A message of a process that knows the token alone."""
-    me = to.log.members().me
+    me = to.log.cluster.members().me
     headers = {"authorization": f"Bearer {me.token}", **more}
     async with httpx.AsyncClient(base_url=me.address, trust_env=False) as http:
         return await http.post(path, content=message, headers=headers)
@@ -103,18 +103,18 @@ async def subscribe(sender: Process, to: Member) -> None:
 
 async def test_brokers_take_each_others_messages(pair: list[Process]) -> None:
     a, b = pair
-    await a.log.create_topic("t", 1, {})
-    to = b.log.members().me
+    await a.log.topics.create("t", 1, {})
+    to = b.log.cluster.members().me
     assert (await a.peers.post(to, METRICS, b"")).startswith(b"# HELP")
     assert status(await a.peers.post(to, GROUP_REQUEST, forwarded(ADMIN, ADMIN_ID))) == 200
 
 
 async def test_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process]) -> None:
     a, b = pair
-    await a.log.create_topic("t", 1, {})
-    to = b.log.members().me
+    await a.log.topics.create("t", 1, {})
+    to = b.log.cluster.members().me
     await subscribe(a, to)
-    (instance,) = b.log.rest_groups.members.group("g").instances.values()
+    (instance,) = b.log.groups.rest.members.group("g").instances.values()
     read = forwarded(
         ADMIN, ADMIN_ID, method="GET", path="/instances/i/records", query=b"timeout=60000"
     )
@@ -128,11 +128,11 @@ async def test_large_answer_of_another_broker_has_its_memory_until_its_client_ha
     pair: list[Process],
 ) -> None:
     a, b = pair
-    await a.log.create_topic("t", 1, {})
+    await a.log.topics.create("t", 1, {})
     await b.log.refresh()
     for _ in range(16):
         await append(b.log, b'"%s"' % (b"x" * 900_000))
-    to = b.log.members().me
+    to = b.log.cluster.members().me
     await subscribe(a, to)
     await a.log.refresh()
     answers = a.app.admission.answers
@@ -165,9 +165,9 @@ async def test_token_alone_is_not_enough(pair: list[Process]) -> None:
     # Signed, but for another broker, for another route, or another message.
     signatures = a.peers.signatures
     assert signatures is not None
-    me = b.log.members().me.id
+    me = b.log.cluster.members().me.id
     for header in (
-        signatures.sign(a.log.members().me.id, GROUP_REQUEST, message),
+        signatures.sign(a.log.cluster.members().me.id, GROUP_REQUEST, message),
         signatures.sign(me, METRICS, message),
         signatures.sign(me, GROUP_REQUEST, forwarded(ALICE, ADMIN_ID)),
     ):
@@ -186,9 +186,9 @@ async def test_draft_without_signature_is_refused_and_committed_by_its_sender(
     a, b = pair
     a.peers.signatures = None
     with pytest.raises(ForwardRefused, match="401"):
-        await a.peers.post(b.log.members().me, HAND_OVER, b"draft")
-    await a.log.create_topic("t", 1, {})
-    await b.log.wal.refresh()
+        await a.peers.post(b.log.cluster.members().me, HAND_OVER, b"draft")
+    await a.log.topics.create("t", 1, {})
+    await b.log._log.wal.refresh()
     assert "t" in b.log.state.topics
 
 
@@ -215,9 +215,9 @@ async def test_broker_looks_key_up_itself(pair: list[Process], principal: str, k
     a, b = pair
     await key_of(a.log, ALICE)
     (own,) = a.log.state.access.keys
-    await b.log.wal.refresh()
+    await b.log._log.wal.refresh()
     message = forwarded(principal, own if key_id == "alice" else key_id)
-    assert status(await a.peers.post(b.log.members().me, GROUP_REQUEST, message)) == 401
+    assert status(await a.peers.post(b.log.cluster.members().me, GROUP_REQUEST, message)) == 401
 
 
 async def test_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
@@ -225,9 +225,9 @@ async def test_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
     await key_of(a.log, ALICE)
     await allow(a.log, ALICE, "ALL", "GROUP", "g")
     (own,) = a.log.state.access.keys
-    to, message = b.log.members().me, forwarded(ALICE, own)
+    to, message = b.log.cluster.members().me, forwarded(ALICE, own)
     assert status(await a.peers.post(to, GROUP_REQUEST, message)) == 200  # b refreshes its view
     await a.log.access.change(DeleteKey(own))
-    await b.log.wal.refresh()
+    await b.log._log.wal.refresh()
     assert status(await a.peers.post(to, GROUP_REQUEST, message)) == 401
     assert ADMIN_KEY.encode() not in message

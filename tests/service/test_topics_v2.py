@@ -8,7 +8,6 @@ from tests.service.conftest import Broker as Served
 from tests.support.logs import append
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import CONFIGS
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 
@@ -18,19 +17,19 @@ def partition_info(number: int) -> dict[str, object]:
     return {"partition": number, "leader": 1, "replicas": [replica]}
 
 
-async def test_topics_are_listed_by_name(client: httpx.AsyncClient, log: Log) -> None:
+async def test_topics_are_listed_by_name(client: httpx.AsyncClient, log: Broker) -> None:
     assert (await client.get("/topics")).json() == []
-    await log.create_topic("b", 1, {})
-    await log.create_topic("a", 1, {})
+    await log.topics.create("b", 1, {})
+    await log.topics.create("a", 1, {})
     answer = await client.get("/topics")
     assert (answer.status_code, answer.json()) == (200, ["a", "b"])
     assert answer.headers["content-type"] == V2
 
 
 async def test_topic_has_effective_configs_and_partitions(
-    client: httpx.AsyncClient, log: Log
+    client: httpx.AsyncClient, log: Broker
 ) -> None:
-    await log.create_topic("t", 2, {"segment.ms": "5000"})
+    await log.topics.create("t", 2, {"segment.ms": "5000"})
     said = (await client.get("/topics/t")).json()
     assert said["name"] == "t"
     assert said["configs"] == {k: v.default for k, v in CONFIGS.items()} | {"segment.ms": "5000"}
@@ -50,9 +49,9 @@ async def test_topic_has_effective_configs_and_partitions(
     ],
 )
 async def test_offsets_by_timestamp(
-    client: httpx.AsyncClient, log: Log, query: str, by_time: dict[str, int | None]
+    client: httpx.AsyncClient, log: Broker, query: str, by_time: dict[str, int | None]
 ) -> None:
-    await log.create_topic("t", 2, {})
+    await log.topics.create("t", 2, {})
     await append(log, *"vvv", partition=1, timestamps=[10, 20, 30])
     answer = await client.get(f"/topics/t/partitions/1/offsets{query}")
     assert answer.json() == {"beginning_offset": 0, "end_offset": 3, **by_time}
@@ -60,8 +59,8 @@ async def test_offsets_by_timestamp(
 
 
 @pytest.mark.parametrize("stamp", ["", "x", "-1", "1.5", "9" * 30, "9" * 5000])
-async def test_bad_timestamp_is_refused(client: httpx.AsyncClient, log: Log, stamp: str) -> None:
-    await log.create_topic("t", 1, {})
+async def test_bad_timestamp_is_refused(client: httpx.AsyncClient, log: Broker, stamp: str) -> None:
+    await log.topics.create("t", 1, {})
     answer = await client.get("/topics/t/partitions/0/offsets", params={"timestamp": stamp})
     assert (answer.status_code, answer.json()["error_code"]) == (400, 40002)
 
@@ -84,9 +83,9 @@ async def test_bad_timestamp_is_refused(client: httpx.AsyncClient, log: Log, sta
     ],
 )
 async def test_what_is_not_there_is_404(
-    client: httpx.AsyncClient, log: Log, path: str, code: int
+    client: httpx.AsyncClient, log: Broker, path: str, code: int
 ) -> None:
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     answer = await client.get(path)
     assert (answer.status_code, answer.json()["error_code"]) == (404, code)
     assert answer.headers["content-type"] == V2
@@ -111,7 +110,7 @@ async def test_control_characters_in_names_are_named(broker: Served) -> None:
 # -- creation
 
 
-async def test_strimzi_creates_topics(client: httpx.AsyncClient, log: Log) -> None:
+async def test_strimzi_creates_topics(client: httpx.AsyncClient, log: Broker) -> None:
     body = {"topic_name": "t", "partitions_count": "3", "replication_factor": 2}
     answer = await client.post("/admin/topics", json=body, headers={"content-type": V2})
     assert (answer.status_code, answer.json()) == (201, {})
@@ -128,7 +127,9 @@ async def test_number_of_partitions_has_default(
         assert len(broker.log.state.topic("t").partitions) == 4
 
 
-async def test_creation_takes_configs_of_any_json_type(client: httpx.AsyncClient, log: Log) -> None:
+async def test_creation_takes_configs_of_any_json_type(
+    client: httpx.AsyncClient, log: Broker
+) -> None:
     body = {"topic_name": "t", "configs": {"segment.ms": 5000, "retention.ms": None}}
     assert (await client.post("/admin/topics", json=body)).status_code == 201
     assert log.state.topic("t").configs == {"segment.ms": "5000"}
@@ -156,9 +157,9 @@ async def test_creation_takes_configs_of_any_json_type(client: httpx.AsyncClient
     ],
 )
 async def test_bad_creation_is_refused(
-    client: httpx.AsyncClient, log: Log, body: object, status: int, code: int, word: str
+    client: httpx.AsyncClient, log: Broker, body: object, status: int, code: int, word: str
 ) -> None:
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     answer = await client.post("/admin/topics", json=body)
     said = answer.json()
     assert (answer.status_code, said["error_code"]) == (status, code)
@@ -173,11 +174,11 @@ async def test_what_another_broker_created_is_seen_at_once(
     client: httpx.AsyncClient, store: MemoryStore
 ) -> None:
     other = await Broker.open(store, QUIET, clock=SystemClock(), name="broker-2")
-    await other.create_topic("t", 1, {})
+    await other.topics.create("t", 1, {})
     assert (await client.get("/topics")).json() == ["t"]
     await append(other, "v", timestamps=[10])
     assert (await client.get("/topics/t/partitions/0/offsets")).json()["end_offset"] == 1
-    await other.delete_topic("t")
+    await other.topics.delete("t")
     assert (await client.post("/admin/topics", json={"topic_name": "t"})).status_code == 201
     await other.close()
 
@@ -185,8 +186,8 @@ async def test_what_another_broker_created_is_seen_at_once(
 # -- seal
 
 
-async def test_seal_moves_tail_into_table(client: httpx.AsyncClient, log: Log) -> None:
-    await log.create_topic("t", 2, {})
+async def test_seal_moves_tail_into_table(client: httpx.AsyncClient, log: Broker) -> None:
+    await log.topics.create("t", 2, {})
     await append(log, *"vv", timestamps=[10, 20])
     await append(log, "v", partition=1, timestamps=[30])
     answer = await client.post("/admin/topics/t/seal")

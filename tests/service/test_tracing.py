@@ -44,9 +44,9 @@ async def traced() -> AsyncIterator[Traced]:
     traces = Traces("b", "1", exporter)
     store = MeteredStore(MemoryStore(), clock, traces)
     log = await Broker.open(store, QUIET, clock=clock, name="b", observer=traces)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     counters, settings = HttpCounters(), Settings(store="memory://")
-    app = traces.router()(build_app(log, http=counters), log, settings, counters, log.rest_groups)
+    app = traces.router()(build_app(log, http=counters), log, settings, counters, log.groups.rest)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tide") as http:
         made = Traced(log, http, traces, exporter)
@@ -97,13 +97,13 @@ async def test_fetch_says_where_its_records_lay(traced: Traced) -> None:
     await traced.http.get(path)
     spans = traced.spans()
     assert spans["fetch"].attributes["tidelog.tiers"] == ("memory",)
-    traced.log.tail.clear()
+    traced.log._log.tail.clear()
     await traced.http.get(path)
     spans = traced.spans()
     assert spans["fetch"].attributes["tidelog.tiers"] == ("wal",)
     assert parent_of(spans["get wal"]) == spans["fetch"].context.span_id
-    await traced.log.seal("t")
-    traced.log.tail.clear()
+    await traced.log.records.seal("t")
+    traced.log._log.tail.clear()
     traced.spans()
     await traced.http.get(path)
     spans = traced.spans()
@@ -112,8 +112,8 @@ async def test_fetch_says_where_its_records_lay(traced: Traced) -> None:
 
 
 async def test_background_work_has_no_trace(traced: Traced) -> None:
-    await traced.log.wal.refresh()
-    await traced.log.wal.checkpoint()
+    await traced.log._log.wal.refresh()
+    await traced.log._log.wal.checkpoint()
     assert traced.spans() == {}
 
 

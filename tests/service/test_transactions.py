@@ -100,8 +100,8 @@ async def assert_true(broker: Broker, body: dict[str, Any], answer: httpx.Respon
 @pytest.fixture
 async def two(broker: Broker) -> Broker:
     """A broker with the topics `t` and `u`, three partitions and one."""
-    await broker.log.create_topic("t", 3, {})
-    await broker.log.create_topic("u", 1, {})
+    await broker.log.topics.create("t", 3, {})
+    await broker.log.topics.create("u", 1, {})
     return broker
 
 
@@ -152,7 +152,7 @@ async def test_record_is_what_v3_route_makes_of_it(two: Broker) -> None:
 
 async def test_documented_example_works(broker: Broker) -> None:
     for name, partitions in (("flights", 1), ("delays", 3), ("audit", 1)):
-        await broker.log.create_topic(name, partitions, {})
+        await broker.log.topics.create(name, partitions, {})
     await assert_true(broker, EXAMPLE, await transact(broker, EXAMPLE))
 
 
@@ -184,8 +184,8 @@ async def test_offsets_are_kept_with_what_was_noted_beside_them(two: Broker) -> 
 
 
 async def test_i3_every_broker_sees_all_of_it_at_once(broker: Broker, other: Broker) -> None:
-    await broker.log.create_topic("t", 3, {})
-    await other.log.create_topic("u", 1, {})
+    await broker.log.topics.create("t", 3, {})
+    await other.log.topics.create("u", 1, {})
     answer = await transact(broker, BOTH | {"topics": [keyed("t", 5), records("u", 1)]})
     assert answer.status_code == 200, answer.text
     assert await committed(other) == {("t", 2): 7, ("u", 0): 0}
@@ -195,9 +195,9 @@ async def test_i3_every_broker_sees_all_of_it_at_once(broker: Broker, other: Bro
 async def test_partition_that_was_just_added_elsewhere_is_known(
     broker: Broker, other: Broker
 ) -> None:
-    await broker.log.create_topic("t", 1, {})
-    await other.log.wal.refresh()
-    await broker.log.add_partitions("t", 2)
+    await broker.log.topics.create("t", 1, {})
+    await other.log._log.wal.refresh()
+    await broker.log.topics.add_partitions("t", 2)
     body = {"topics": [records("t", 1, partition_id=1)], "consumer_groups": [group(("t", 1, 1))]}
     await assert_true(other, body, await transact(other, body))
 
@@ -212,13 +212,13 @@ async def test_retry_gets_first_answer_on_any_broker(store: MemoryStore) -> None
         async with broker_on(store) as broker, broker_on(store, "b2") as other:
             for name, count in zip(("t", "u"), before, strict=True):
                 if turn:
-                    await broker.log.delete_topic(name)
-                await broker.log.create_topic(name, count, {})
+                    await broker.log.topics.delete(name)
+                await broker.log.topics.create(name, count, {})
             first = await transact(broker, body, f"turn {turn}")
             await assert_true(broker, body, first)
             for name, count in zip(("t", "u"), after, strict=True):
                 if count > len(broker.log.state.topic(name).partitions):
-                    await broker.log.add_partitions(name, count)
+                    await broker.log.topics.add_partitions(name, count)
             for receiver in (broker, other, broker):
                 again = await transact(receiver, body, f"turn {turn}")
                 assert (again.status_code, again.content) == (200, first.content)
@@ -228,7 +228,7 @@ async def test_retry_gets_first_answer_on_any_broker(store: MemoryStore) -> None
 async def test_retry_gets_first_answer_although_topic_has_got_stricter(two: Broker) -> None:
     body = {"topics": [records("t", "x" * 900), records("u", 1)]}
     first = await transact(two, body, key="a")
-    await two.log.alter_topic("t", {"max.message.bytes": "500"})
+    await two.log.topics.alter("t", {"max.message.bytes": "500"})
     again = await transact(two, body, key="a")
     assert (again.status_code, again.content) == (200, first.content)
     assert (await transact(two, body, key="b")).is_client_error
@@ -238,10 +238,10 @@ async def test_retry_gets_first_answer_although_topic_has_got_stricter(two: Brok
 async def test_keys_outlive_broker_and_its_checkpoints(store: MemoryStore) -> None:
     body = {"topics": [keyed("t", 9)], "consumer_groups": [group(("t", 0, 1))]}
     async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 3, {})
+        await broker.log.topics.create("t", 3, {})
         first = await transact(broker, body, "a")
         await transact(broker, {"consumer_groups": [group(("t", 0, 2))]}, "b")
-        await broker.log.wal.checkpoint()
+        await broker.log._log.wal.checkpoint()
     async with broker_on(store, "b2") as broker:
         assert (await transact(broker, body, "a")).content == first.content
         assert await committed(broker) == {("t", 0): 2}, "a retry commits no offsets again"
@@ -261,15 +261,15 @@ async def test_key_stands_for_one_body_on_one_route(two: Broker) -> None:
     v2 = await two.http.post("/topics/t", content=json.dumps(body).encode(), headers=headers)
     assert v2.status_code == 422
     assert (sum(ends(two.log)), ends(two.log, "u")) == (1, [0])
-    await two.log.delete_topic("t")
-    await two.log.create_topic("t", 3, {})
+    await two.log.topics.delete("t")
+    await two.log.topics.create("t", 3, {})
     assert_refused(await transact(two, body, "a"), 422, 422, JSON)
     assert first.status_code == 200
 
 
 async def test_duplicates_at_once_are_one(broker: Broker, other: Broker) -> None:
-    await broker.log.create_topic("t", 3, {})
-    await broker.log.create_topic("u", 2, {})
+    await broker.log.topics.create("t", 3, {})
+    await broker.log.topics.create("u", 2, {})
     body = {"topics": [keyed("t", 7), keyed("u", 7)], "consumer_groups": [group(("t", 0, 1))]}
     answers = await asyncio.gather(
         *(transact(receiver, body, "a") for receiver in (broker, other, broker, other) * 3)
@@ -283,7 +283,7 @@ async def test_lost_answer_is_found_again(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
     body = {"topics": [keyed("t", 7)], "consumer_groups": [group(("t", 0, 1))]}
     async with broker_on(faulty, produce_timeout_ms=100) as broker:
-        await broker.log.create_topic("t", 2, {})
+        await broker.log.topics.create("t", 2, {})
         gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
         answer = await transact(broker, body, "a")
         assert "Idempotency-Key" in assert_refused(answer, 504, 50003, JSON)
@@ -384,7 +384,7 @@ async def test_what_is_noted_beside_offset_has_bound(two: Broker) -> None:
 
 
 async def test_record_that_is_too_large_for_its_topic_refuses_all(two: Broker) -> None:
-    await two.log.alter_topic("u", {"max.message.bytes": "34"})
+    await two.log.topics.alter("u", {"max.message.bytes": "34"})
     large = {"topics": [records("t", "x" * 100), records("u", "x", "x" * 9)]}
     message = assert_refused(await transact(two, large), 413, 413, JSON)
     assert message.startswith("topic 'u': record 1 has 35 bytes")
@@ -421,14 +421,14 @@ async def test_i4_topic_that_goes_meanwhile_takes_all_of_it_along(
     broker: Broker, other: Broker, faulty: FaultyStore, deleted_topic: str
 ) -> None:
     """Deleted by another broker after everything was checked: `apply` refuses the whole."""
-    await broker.log.create_topic("t", 2, {})
-    await broker.log.create_topic("u", 1, {})
-    await other.log.wal.refresh()
+    await broker.log.topics.create("t", 2, {})
+    await broker.log.topics.create("u", 1, {})
+    await other.log._log.wal.refresh()
     gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
     body = {"topics": [keyed("t", 5)], "consumer_groups": [group(("u", 0, 1), ("t", 0, 1))]}
     asking = asyncio.create_task(transact(broker, body, "a"))
     await gate.reached.wait()
-    await other.log.delete_topic(deleted_topic)
+    await other.log.topics.delete(deleted_topic)
     gate.opened.set()
     assert deleted_topic in assert_refused(await asking, 404, 40401, JSON)
     assert await committed(broker) is None

@@ -39,9 +39,9 @@ async def test_request_weighs_what_it_unpacks_to(way: str) -> None:
     assert len(body) < 16 * 1024
     store = FaultyStore(MemoryStore())
     async with broker_on(store, **SMALL) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         store.freeze()
-        writer = broker.log.writer
+        writer = broker.log._log.writer
         before = writer.counters.requests
         asked = [
             asyncio.ensure_future(broker.http.post("/topics/t", content=body, headers=TYPE))
@@ -70,7 +70,7 @@ def test_flush_that_fails_in_arrow_ends_no_broker(
 
     async def main() -> None:
         log = await opened(MemoryStore(), MANUAL)
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         monkeypatch.setattr(ClosedSegment, "encode", encode_or_fail)
         running = asyncio.ensure_future(log.run_until_failed())
         first = asyncio.ensure_future(append(log, "refused"))
@@ -84,7 +84,7 @@ def test_flush_that_fails_in_arrow_ends_no_broker(
             first.cancel()
             running.cancel()
             await asyncio.gather(first, running, return_exceptions=True)
-            if not log.writer.task.done():
+            if not log._log.writer.task.done():
                 await log.close()
 
     run(main)
@@ -97,7 +97,7 @@ def test_what_is_acknowledged_can_be_unpacked(monkeypatch: pytest.MonkeyPatch) -
         inner = MemoryStore()
         log = await opened(inner, COLD)
         async with closing(log):
-            await log.create_topic("t", 1, {})
+            await log.topics.create("t", 1, {})
             await asyncio.gather(*(append(log, f"{n}" * 30_000) for n in range(5)))
             assert sorted(await read_values(log)) == [f"{n}" * 30_000 for n in range(5)]
 

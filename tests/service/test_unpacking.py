@@ -200,7 +200,7 @@ async def test_reader_that_leaves_holds_its_page_to_end_of_its_slice(
 ) -> None:
     monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", 0)
     async with broker_on(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         await append(broker.log, b'"x"')
         work, answers = Work(broker.app._bodies.threads), broker.app.admission.answers
         run, encode = work._slice("a"), fetch.encode
@@ -314,7 +314,7 @@ async def test_reader_waits_for_no_slice_of_another_reader_of_its_page(
     monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", 0)
     view = FetchParams("t", 0, "sse", "json", ReadBounds(MIB, 10))
     async with broker_on(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         await append(broker.log, b'"x"')
         fetcher, threads = broker.app.consumers._fetch, broker.app._bodies.threads
         before, busy = Work(threads), Work(threads)

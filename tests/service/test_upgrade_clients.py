@@ -162,7 +162,7 @@ async def test_port_for_brokers_reads_bodies_too(tmp_path: Path) -> None:
     listener = PeerListener(PeerApp(log, reports=reports), "127.0.0.1", 0)
     try:
         port = int((await listener.start("")).rpartition(":")[2])
-        shown = f"Authorization: Bearer {log.membership.me.token}\r\n".encode()
+        shown = f"Authorization: Bearer {log._membership.me.token}\r\n".encode()
         inner = post(METRICS, b"", shown)
         head = post(ANNOUNCE, inner, shown + OFFER)[: -len(inner)]
         after = post(METRICS, b"", shown + OFFER)
@@ -172,4 +172,4 @@ async def test_port_for_brokers_reads_bodies_too(tmp_path: Path) -> None:
     finally:
         await log.close()
         await listener.close()
-        await log.store.close()
+        await log._log.store.close()

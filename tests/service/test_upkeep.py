@@ -124,7 +124,7 @@ async def test_routes_of_topic_that_is_not_there(broker: Broker) -> None:
 
 
 async def test_wrong_deletions_change_nothing(broker: Broker) -> None:
-    await broker.log.create_topic("t", 2, {})
+    await broker.log.topics.create("t", 2, {})
     partition = {"partition_id": 0, "offset": 0}
     for partitions, status in (
         ([], 422),

@@ -18,7 +18,6 @@ from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
@@ -38,24 +37,24 @@ def on_two_brokers(test: Callable[[Clocks], Awaitable[None]]) -> None:
         store, wrong = LoopStore(), loop_clock(2)
         right = await broker(store, loop_clock(1), "right")
         other = await broker(store, wrong, "wrong")
-        await right.create_topic("t", 1, {"segment.ms": "1000"})
-        await other.wal.refresh()
+        await right.topics.create("t", 1, {"segment.ms": "1000"})
+        await other._log.wal.refresh()
         async with ending(right, other):
             await test(Clocks(right, other, wrong))
 
     run(main)
 
 
-async def keyed(log: Log) -> int:
+async def keyed(log: Broker) -> int:
     """Produce with an idempotency key; where the record lies."""
     topic = log.state.topic("t")
     key = IdempotencyKey("k1", b"f" * 16, 1)
-    placed = await log.append(topic, [(0, rows("once"))], size=4, is_json=False, key=key)
+    placed = await log.records.append(topic, [(0, rows("once"))], size=4, is_json=False, key=key)
     given(placed, "the broker answers where the record lies")
     return placed[0].base_offset if placed else -1
 
 
-async def commit_ahead(log: Log, clock: ManualClock, *ahead_ms: int) -> None:
+async def commit_ahead(log: Broker, clock: ManualClock, *ahead_ms: int) -> None:
     """The broker commits a record with each of these errors of its clock; it may refuse."""
     for skew_ms in ahead_ms:
         clock.skew_ms = skew_ms
@@ -67,9 +66,9 @@ def test_clock_ahead_forgets_no_idempotency_key() -> None:
     async def test(clocks: Clocks) -> None:
         right, other, wrong = clocks
         first = await keyed(right)
-        await other.wal.refresh()
+        await other._log.wal.refresh()
         await commit_ahead(other, wrong, 2 * HOUR_MS)
-        await right.wal.refresh()
+        await right._log.wal.refresh()
         assert await keyed(right) == first
 
     on_two_brokers(test)
@@ -80,12 +79,12 @@ def test_clock_ahead_forgets_no_offset_of_group() -> None:
         right, other, wrong = clocks
         await produce(right, "x", {})
         offset = GroupOffset(right.state.topic("t").topic_id, 0, 1)
-        await right.submit(CommitOffsets("g", -1, [offset]))
-        given(right.committed_offsets("g"), "the group has an offset")
-        await other.wal.refresh()
+        await right._log.submit(CommitOffsets("g", -1, [offset]))
+        given(right.groups.committed_offsets("g"), "the group has an offset")
+        await other._log.wal.refresh()
         await commit_ahead(other, wrong, 15 * DAY_MS, 16 * DAY_MS)
-        await right.wal.refresh()
-        offsets = right.committed_offsets("g")
+        await right._log.wal.refresh()
+        offsets = right.groups.committed_offsets("g")
         assert list(offsets) == [TopicPartition("t", 0)]
 
     on_two_brokers(test)
@@ -95,13 +94,13 @@ def test_after_clock_was_ahead_tails_are_sealed_by_their_age() -> None:
     async def test(clocks: Clocks) -> None:
         right, other, wrong = clocks
         await commit_ahead(other, wrong, 400 * DAY_MS)
-        await right.wal.refresh()
+        await right._log.wal.refresh()
         if right.state.partition("t", 0).tail:
-            await right.seal("t")
+            await right.records.seal("t")
         await produce(right, "y", {})
         await asyncio.sleep(2.5)
         topic = right.state.topic("t")
-        assert right.sealer.due(right.state) == {topic.topic_id: [0]}
+        assert right._log.sealer.due(right.state) == {topic.topic_id: [0]}
 
     on_two_brokers(test)
 
@@ -111,7 +110,7 @@ async def test_clock_behind_stamps_no_record_that_retention_deletes() -> None:
     store = MemoryStore(now_ms=clock.now_ms())
     log = await broker(store, clock)
     try:
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         clock.skew_ms = 10**9 - clock.now_ms()
         is_acked = False
         async with http_client(routed(build_app(log))) as http:
@@ -120,11 +119,11 @@ async def test_clock_behind_stamps_no_record_that_retention_deletes() -> None:
                 is_acked = answer.status_code == 200
         clock.skew_ms = 0
         if is_acked:
-            await log.seal("t")
+            await log.records.seal("t")
         cluster = await MaintenanceSession.open(way(store), ManualClock(2))
         await retain(cluster, None, is_dry=False)
         await cluster.close()
-        await log.wal.refresh()
+        await log._log.wal.refresh()
         assert log.state.partition("t", 0).log_start_offset == 0
     finally:
         await log.close()

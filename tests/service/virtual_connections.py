@@ -123,5 +123,5 @@ PORTS = {"clients": client_port, "peers": peer_port}
 async def served(**settings: Any) -> AsyncIterator[Broker]:
     """A broker on a store in memory, in the virtual time of the loop."""
     async with broker_on(MemoryStore(), **settings) as broker:
-        await broker.log.create_topic("t", 1, {})
+        await broker.log.topics.create("t", 1, {})
         yield broker

@@ -35,7 +35,7 @@ from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import levels
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.tables.delta_json import commit_of
 from tidelog.storage.tables.manifest import SegmentColumns
 
@@ -163,7 +163,9 @@ class Copies:
             for number, partition in enumerate(topic.partitions):
                 offset = partition.log_start_offset
                 offsets: list[int] = []
-                while (fetched := await log.fetch(TOPIC, number, offset, bytes_max=1 << 20)).pieces:
+                while (
+                    fetched := await log.records.fetch(TOPIC, number, offset, bytes_max=1 << 20)
+                ).pieces:
                     for piece in fetched.pieces:
                         for row in piece.batch.to_pylist():
                             offsets.append(row["offset"])
@@ -369,7 +371,7 @@ async def _crash(run: CrashRun) -> None:
     (broker,) = world.ready()
     for _ in range(2):
         await run.write(broker)
-        await run.do(broker, lambda broker: broker.log.seal(TOPIC))
+        await run.do(broker, lambda broker: broker.log.records.seal(TOPIC))
     await run.write(broker)
     process = world.process("backup")
     done = run.condemn(process, process.kill)

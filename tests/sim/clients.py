@@ -19,14 +19,14 @@ from tests.sim.network import Refusal, Silence
 from tests.sim.world import Broker, World
 from tests.support.record_batches import CODECS, checked, consumed
 from tests.support.records import TIME_MS
-from tidelog.storage.broker import Broker as Log
+from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import RECORD_SCHEMA, Rows, batch_of_rows
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.core.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
 from tidelog.storage.core.model import Acks, AppendedRange
-from tidelog.storage.log import FetchResult as Answer
 from tidelog.storage.read.reader import ReadBatch
+from tidelog.storage.records import FetchResult as Answer
 
 T = TypeVar("T")
 
@@ -195,7 +195,9 @@ class Producer(Client):
             if key is None and not is_local and len(parts) == 1 and op % 2:
                 ((number, rows),) = parts
                 return await log.kafka.append(topic, number, checked(rows, codec=op % CODECS))
-            return await log.append(topic, parts, size=size, is_json=False, acks=acks, key=claim)
+            return await log.records.append(
+                topic, parts, size=size, is_json=False, acks=acks, key=claim
+            )
 
         placed = await self.ask(op, broker, lambda broker: _wrapped(append(broker)))
         if placed is None:
@@ -211,7 +213,7 @@ class Producer(Client):
 
 async def by_init(broker: Broker) -> int:
     """A producer id as level 1 has it. Its epoch is 0."""
-    return (await broker.log.init_producer()).producer_id
+    return (await broker.log.records.init_producer()).producer_id
 
 
 async def by_reservation(broker: Broker) -> int:
@@ -367,7 +369,9 @@ def reads_of(fetched: Answer) -> list[Read]:
     return reads
 
 
-async def by_batches(log: Log, topic: str, number: int, offset: int, bytes_max: int) -> Answer:
+async def by_batches(
+    log: LogBroker, topic: str, number: int, offset: int, bytes_max: int
+) -> Answer:
     """Fetch as Kafka's listener does, and read the batches as a client does."""
     await log.refresh()
     read = await log.kafka.read(log.state.topic(topic), number, offset, bytes_max)
@@ -400,7 +404,7 @@ class Deleter(Client):
     async def _delete(self, number: int, count: int) -> None:
         async def delete(broker: Broker) -> None:
             start = broker.log.state.partition(TOPIC, number).log_start_offset
-            _ = await broker.log.delete_records(TOPIC, number, start + count)
+            _ = await broker.log.topics.delete_records(TOPIC, number, start + count)
             self.world.count("log starts moved by a client")
 
         broker = self.world.anyone()
@@ -439,7 +443,9 @@ class Reader(Client):
         async def fetch(broker: Broker) -> Answer:
             if not op % KAFKA_FETCHES:
                 return await by_batches(broker.log, topic, number, offset, bytes_max)
-            return await broker.log.fetch(topic, number, offset, bytes_max=bytes_max, wait_s=wait_s)
+            return await broker.log.records.fetch(
+                topic, number, offset, bytes_max=bytes_max, wait_s=wait_s
+            )
 
         try:
             fetched = await self.ask(op, broker, fetch)
@@ -460,7 +466,7 @@ class Reader(Client):
         op = self.begin(history.Look, self.name, TOPIC, number, broker.name)
 
         async def look(broker: Broker) -> tuple[int, int]:
-            offsets = await broker.log.offsets(TOPIC, number)
+            offsets = await broker.log.records.offsets(TOPIC, number)
             return offsets.log_start_offset, offsets.high_watermark
 
         bounds = await self.ask(op, broker, look)

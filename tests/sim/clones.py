@@ -13,6 +13,7 @@ import copy
 import fcntl
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from tidelog.storage.core.errors import Fenced, LogError
 from tidelog.storage.state.access import all_topics
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.clocks import Moment
-from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.view import Subscriber, WalView
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects
 from tidelog.storage.write.hot_log import HotLog, _LogFile
 from tidelog.storage.write.requests import AppendRequest
@@ -88,24 +89,28 @@ def snapshot_of(broker: Broker, now_s: float) -> Snapshot:
     log = broker.log
     return Snapshot(
         broker,
-        log.wal.cluster,
-        log.wal.writer,
-        log.wal._state.encode(),
-        log.wal._freshness.moment,
-        dict(log.wal.copy_fence._puts),
-        log.membership.me,
-        log.sequencer._number,
+        log._log.wal.cluster,
+        log._log.wal.writer,
+        log._log.wal._state.encode(),
+        log._log.wal._freshness.moment,
+        dict(log._log.wal.copy_fence._puts),
+        log._membership.me,
+        log._sequencer._number,
         broker.clock._ids,
-        {name: copy.copy(value) for name, value in vars(log.kafka).items() if name != "_log"},
+        {
+            name: copy.copy(value)
+            for name, value in vars(log.kafka).items()
+            if name not in {"_log", "_records"}
+        },
         now_s,
-        None if log.writer.hot_log is None else _disk_of(log, log.writer.hot_log),
+        None if log._log.writer.hot_log is None else _disk_of(log, log._log.writer.hot_log),
     )
 
 
 def _disk_of(log: LogBroker, hot_log: HotLog) -> Disk:
     files = {path.name: path.read_bytes() for path in hot_log.directory.glob("*.hot")}
     ours = [*hot_log._full, *([] if hot_log._file is None else [hot_log._file])]
-    pending = [request for request in log.writer._waiters._waiters if request.hot is not None]
+    pending = [request for request in log._log.writer._waiters._waiters if request.hot is not None]
     return Disk(
         hot_log.log_id,
         hot_log._next,
@@ -216,21 +221,22 @@ class CloneRun(Run):
         peers = Peers(self.world)
         name = snapshot.of.name
         log = LogBroker(wal, settings, name, broker.home, peers, NO_OBSERVER, all_topics)
-        log.membership.me = snapshot.me
-        log.sequencer._number = snapshot.number
+        log._membership.me = snapshot.me
+        log._sequencer._number = snapshot.number
         vars(log.kafka).update(copy.deepcopy(snapshot.kafka))
         pending: list[AppendRequest] = []
         if snapshot.disk is not None and broker.home is not None:
             pending = [copy.copy(request) for request in snapshot.disk.pending]
-            assert log.writer.hot_log is not None
-            broker.files += _fill(log.writer.hot_log, broker.home, snapshot.disk)
+            assert log._log.writer.hot_log is not None
+            broker.files += _fill(log._log.writer.hot_log, broker.home, snapshot.disk)
 
-        async def loaded() -> None:
+        async def loaded(subscribers: Iterable[Subscriber] = ()) -> None:
             """It continues with the state in its memory."""
+            wal.subscribers = list(subscribers)
 
         wal.load = loaded  # type: ignore[method-assign]
         await log._start(None)
-        for waiter in log.writer.recover(pending):
+        for waiter in log._log.writer.recover(pending):
             waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
         return log
 
@@ -249,7 +255,7 @@ class CloneRun(Run):
             for slot in [*range(self.plan.brokers), *range(FIRST_SLOT, self._slots)]:
                 self._start(slot)
             await asyncio.sleep(2.0)
-            names = Counter(broker.log.wal.writer for broker in world.ready())
+            names = Counter(broker.log._log.wal.writer for broker in world.ready())
             is_alone = all(count == 1 for count in names.values())
             if is_alone and len(world.ready()) >= self.plan.brokers + self._slots - FIRST_SLOT:
                 return

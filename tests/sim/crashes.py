@@ -30,7 +30,7 @@ from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.writer import WriterSettings
 
@@ -143,8 +143,8 @@ def plan_of(scenario: Scenario) -> Plan:
 
 async def _sequencer_of_others(run: CrashRun) -> None:
     brokers = run.world.ready()
-    first = brokers[0].log.membership.ranking[0].id
-    victim = next(broker for broker in brokers if broker.log.membership.me.id == first)
+    first = brokers[0].log._membership.ranking[0].id
+    victim = next(broker for broker in brokers if broker.log._membership.me.id == first)
     done = run.condemn_broker(victim)
     others = [broker for broker in brokers if broker is not victim]
     await asyncio.gather(run.write(*others), run.write(victim))
@@ -153,8 +153,8 @@ async def _sequencer_of_others(run: CrashRun) -> None:
 
 async def _who_hands_over(run: CrashRun) -> None:
     brokers = run.world.ready()
-    first = brokers[0].log.membership.ranking[0].id
-    victim = next(broker for broker in brokers if broker.log.membership.me.id != first)
+    first = brokers[0].log._membership.ranking[0].id
+    victim = next(broker for broker in brokers if broker.log._membership.me.id != first)
     done = run.condemn_broker(victim)
     await asyncio.gather(*(run.write(broker) for broker in brokers))
     done()
@@ -189,25 +189,25 @@ async def _recovery_of_a_disk(run: CrashRun) -> None:
 async def _sealer(run: CrashRun) -> None:
     victim, other = run.world.ready()
     await run.write(victim)
-    await run.do(victim, lambda broker: broker.log.seal(TOPIC))
+    await run.do(victim, lambda broker: broker.log.records.seal(TOPIC))
     await run.write(other)
     done = run.condemn_broker(victim)
     reader = Reader(run.world, "r", _LOAD)
     await asyncio.gather(
-        run.do(victim, lambda broker: broker.log.seal(TOPIC)),
+        run.do(victim, lambda broker: broker.log.records.seal(TOPIC)),
         run.write(other),
         reader.fetch(0, 0, ""),
     )
     await reader.fetch(1, 0, "")
     done()
-    await run.do(other, lambda broker: broker.log.seal(TOPIC))
+    await run.do(other, lambda broker: broker.log.records.seal(TOPIC))
 
 
 async def _carer(run: CrashRun) -> None:
     (broker,) = run.world.ready()
     for _ in range(5):
         await run.write(broker)
-        await run.do(broker, lambda broker: broker.log.seal(TOPIC))
+        await run.do(broker, lambda broker: broker.log.records.seal(TOPIC))
     await asyncio.sleep(_GRACE.table_ms / 1000 + 1)
     await run.write(broker)
     await asyncio.sleep(_GRACE.wal_ms / 1000 + 1)

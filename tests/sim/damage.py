@@ -367,7 +367,7 @@ class DamageRun(Run):
                 history.Fetch(world.now_s, op, "beside", topic, number, offset, fresh.name)
             )
             try:
-                fetched = await fresh.log.fetch(topic, number, offset, bytes_max=1 << 20)
+                fetched = await fresh.log.records.fetch(topic, number, offset, bytes_max=1 << 20)
             except OffsetOutOfRange as error:  # a client has moved the log start meanwhile
                 world.record(history.Refused(world.now_s, op, str(error)))
                 if error.log_start_offset <= offset:
@@ -469,7 +469,7 @@ class DamageRun(Run):
 
 
 async def _seal(name: str, broker: Broker) -> None:
-    await broker.log.seal(name)
+    await broker.log.records.seal(name)
 
 
 async def _collect(cluster: MaintenanceSession, plan_: Plan) -> None:

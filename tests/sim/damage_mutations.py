@@ -115,7 +115,7 @@ def ids_wait_in_memory() -> Patches:
     async def reserve(self: KafkaLog) -> int:
         ids: list[int] = vars(self).setdefault("ids", [])
         if not ids:
-            first = await self._log.reserve_producers(IDS_WAITING)
+            first = await self._records.reserve_producers(IDS_WAITING)
             ids += range(first, first + IDS_WAITING)
         return ids.pop(0)
 

@@ -17,7 +17,7 @@ from tests.sim.world import Broker, World
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 
 if TYPE_CHECKING:
     from tests.sim.runs import Run
@@ -181,7 +181,7 @@ async def read_back(world: World, settings: LogSettings) -> Broker | None:
     for broker in world.ready():
         newest = world.truth.seq
         try:
-            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+            await world.ask(broker.address, lambda broker: broker.log._log.wal.refresh())
         except LogError as error:
             world.bug(f"{broker.name} cannot read the chain any more: {error}")
             continue
@@ -207,10 +207,10 @@ async def scrub_all(world: World, grace: Grace) -> None:
 
 async def _read_all(world: World, fresh: Broker, topic: str, number: int) -> None:
     async def read(broker: Broker) -> tuple[int, list[Read]]:
-        start = offset = (await broker.log.offsets(topic, number)).log_start_offset
+        start = offset = (await broker.log.records.offsets(topic, number)).log_start_offset
         reads: list[Read] = []
         while True:
-            fetched = await broker.log.fetch(topic, number, offset, bytes_max=1 << 20)
+            fetched = await broker.log.records.fetch(topic, number, offset, bytes_max=1 << 20)
             if not fetched.pieces and fetched.next_offset == offset:
                 return start, reads
             reads += reads_of(fetched)

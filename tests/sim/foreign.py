@@ -108,7 +108,9 @@ class ForeignRun(Run):
             if self.plan.level == levels.FIRST and world.ready():
                 # Its records may have the time of a wrong clock, and be due in half an hour only.
                 with contextlib.suppress(LogError, Silence, Refusal):
-                    await world.ask(world.ready()[0].address, lambda broker: broker.log.seal(OTHER))
+                    await world.ask(
+                        world.ready()[0].address, lambda broker: broker.log.records.seal(OTHER)
+                    )
         world.bug("the other topic is not sealed any more")
 
     async def _repair(self) -> None:

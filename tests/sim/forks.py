@@ -21,7 +21,7 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import StaleCommit
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class Fork:
         for number, start in enumerate(starts):
             offset, reads = start, []
             while (
-                fetched := await broker.log.fetch(TOPIC, number, offset, bytes_max=1 << 20)
+                fetched := await broker.log.records.fetch(TOPIC, number, offset, bytes_max=1 << 20)
             ).pieces:
                 reads += reads_of(fetched)
                 offset = fetched.next_offset

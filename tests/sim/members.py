@@ -18,7 +18,7 @@ from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset, MemberConfig
 from tidelog.storage.core.errors import CommitUnknown, LogError, StaleCommit, UnknownMember
 from tidelog.storage.core.model import AppendedRange, ReadBounds, TopicPartition
-from tidelog.storage.log import Log
+from tidelog.storage.topics import ClusterTopics
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ class Member(Client):
     async def _forward(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
         await broker.consumers.requests.until_decided()
         to = broker.consumers.coordinator.broker_of(self.group)
-        for peer in broker.log.membership.others:
+        for peer in broker.log._membership.others:
             if peer.id == to:
                 with contextlib.suppress(Refusal):  # it has not got it: this broker takes over
                     return await self.world.ask(peer.address, lambda b: self._take(b, call))
@@ -209,7 +209,7 @@ class Member(Client):
 
         async def commit(broker: Broker) -> bool:
             action = self._offsets(broker, member, generation, places)
-            await broker.log.transact([], [action], size=1, is_json=False)
+            await broker.log.records.transact([], [action], size=1, is_json=False)
             return True
 
         with contextlib.suppress(StaleCommit):
@@ -261,7 +261,7 @@ class Worker(Member):
         async def transact(broker: Broker) -> list[AppendedRange]:
             log = broker.log
             digest = hashlib.blake2b(repr((records, said)).encode()).digest()[:16]
-            return await log.transact(
+            return await log.records.transact(
                 [(log.state.topic(RESULTS), 0, rows_of(records))],
                 [self._offsets(broker, member, generation, places)],
                 size=10 * len(records),
@@ -297,8 +297,8 @@ async def ask_for(client: Client, group: str, broker: Broker | None = None) -> l
     op = client.begin(history.Ask, group, broker.name)
 
     async def ask(broker: Broker) -> list[Place]:
-        await broker.log.wal.refresh()
-        committed_offsets = broker.log.committed_offsets(group)
+        await broker.log._log.wal.refresh()
+        committed_offsets = broker.log.groups.committed_offsets(group)
         return [
             Place(*partition, committed_offset.offset)
             for partition, committed_offset in committed_offsets.items()
@@ -336,22 +336,22 @@ class Gardener(Client):
                 case "make" if len(others) < TOPICS_MAX:
                     made += 1
                     name, count = f"{TOPIC}{made}", draws.choice([1, 2])
-                    await self._tend(Log.create_topic, name, count, {})
+                    await self._tend(ClusterTopics.create, name, count, {})
                 case "grow" if topics[name := draws.choice(list(topics))] < PARTITIONS_MAX:
                     more = topics[name] + 1
-                    await self._tend(Log.add_partitions, name, more)
+                    await self._tend(ClusterTopics.add_partitions, name, more)
                 case "delete" if others:
                     name = draws.choice(others)
                     self.world.record(history.Deletion(self.world.now_s, name))
-                    await self._tend(Log.delete_topic, name)
+                    await self._tend(ClusterTopics.delete, name)
                 case _:
                     pass
 
     async def _tend(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Call a method of one broker's `Log`."""
+        """Call a method of one broker's `ClusterTopics`."""
 
         async def served(broker: Broker) -> object:
-            return await call(broker.log, *arguments)
+            return await call(broker.log.topics, *arguments)
 
         broker = self.world.anyone()
         if broker is not None:

@@ -50,7 +50,7 @@ from tidelog.storage.core.model import Acks
 from tidelog.storage.groups.positions import Positions
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.groups.rest_members import MemberSession, RestMembers
-from tidelog.storage.log import Log
+from tidelog.storage.records import ClusterRecords
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import ClusterState
@@ -387,16 +387,16 @@ def _seeks_are_lost() -> list[Patch]:
 
 
 def _results_before_offsets() -> list[Patch]:
-    real = Log.transact
+    real = ClusterRecords.transact
 
-    async def transact(self: Log, parts: Any, offsets: Any, **more: Any) -> Any:
+    async def transact(self: ClusterRecords, parts: Any, offsets: Any, **more: Any) -> Any:
         if not parts:
             return await real(self, parts, offsets, **more)
         placements = await real(self, parts, [], **more)
         _ = await real(self, [], offsets, size=1, is_json=False)
         return placements
 
-    return [(Log, "transact", transact)]
+    return [(ClusterRecords, "transact", transact)]
 
 
 def _checkpoints_forget_seeks() -> list[Patch]:

@@ -22,13 +22,13 @@ class Peers:
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
         async def take(broker: "Broker") -> bytes:
-            return await broker.log.peer_api.on_forward(message)
+            return await broker.log.cluster.peer_api.on_forward(message)
 
         return await self._ask(peer, take)
 
     async def announce(self, peer: Member, message: bytes) -> None:
         async def take_announcement(broker: "Broker") -> None:
-            broker.log.peer_api.on_announcements(message)
+            broker.log.cluster.peer_api.on_announcements(message)
 
         await self._ask(peer, take_announcement)
 

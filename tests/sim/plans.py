@@ -15,7 +15,7 @@ from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.seal.sealer import SealerSettings
 from tidelog.storage.wal.wal_objects import WalSettings

@@ -34,7 +34,7 @@ from tidelog.storage.core.errors import (
     OffsetOutOfRange,
     Unavailable,
 )
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.tables.manifest import ManifestConflict
 
 
@@ -90,11 +90,11 @@ class Run:
         if other_topic:
             await world.ask(
                 world.ready()[0].address,
-                lambda broker: broker.log.create_topic(other_topic, 1, {"segment.ms": "700"}),
+                lambda broker: broker.log.topics.create(other_topic, 1, {"segment.ms": "700"}),
             )
             world.record(history.Topic(world.now_s, other_topic, 1))
             for broker in world.ready():
-                await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+                await world.ask(broker.address, lambda broker: broker.log._log.wal.refresh())
         world.weather, world.air = plan.weather, plan.air
         for number in range(plan.producers):
             self._client(Producer(world, f"p{number}", plan.load))
@@ -125,18 +125,18 @@ class Run:
             await asyncio.sleep(0.05)
 
         async def make(broker: Broker) -> None:
-            await broker.log.create_topic(TOPIC, partitions, self.plan.configs)
+            await broker.log.topics.create(TOPIC, partitions, self.plan.configs)
 
         await world.ask(world.ready()[0].address, make)
         if "workers" in self.plan.features:
             await world.ask(
-                world.ready()[0].address, lambda broker: broker.log.create_topic(RESULTS, 1, {})
+                world.ready()[0].address, lambda broker: broker.log.topics.create(RESULTS, 1, {})
             )
             world.record(history.Topic(world.now_s, RESULTS, 1))
         is_compacted = self.plan.load.is_compacted
         world.record(history.Topic(world.now_s, TOPIC, partitions, is_compacted))
         for broker in world.ready():
-            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+            await world.ask(broker.address, lambda broker: broker.log._log.wal.refresh())
 
     def _client(self, client: Client) -> None:
         self.clients.append(client)

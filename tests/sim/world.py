@@ -41,8 +41,8 @@ from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.groups.rest_groups import RestGroups
-from tidelog.storage.log import LogSettings
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 from tidelog.storage.write.hot_log import HotLog
@@ -74,7 +74,7 @@ class Broker:
 
     @property
     def consumers(self) -> RestGroups:
-        return self.log.rest_groups
+        return self.log.groups.rest
 
     def close_files(self) -> None:
         """Release what the operating system releases for a process that ends."""

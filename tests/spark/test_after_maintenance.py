@@ -21,7 +21,7 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.log import Log
+from tidelog.storage.broker import Broker
 from tidelog.storage.read.offline_log import open_snapshot
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
@@ -35,7 +35,7 @@ CONFIGS = {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
 KEYS = 40
 
 
-async def write(log: Log, first: int, count: int) -> None:
+async def write(log: Broker, first: int, count: int) -> None:
     from tidelog.storage.codec.chunk import Rows
 
     topic = log.state.topic("t")
@@ -44,7 +44,9 @@ async def write(log: Log, first: int, count: int) -> None:
     keys: list[bytes | None] = [b"k%d" % (n % KEYS) for n in numbers]
     values: list[bytes | None] = [b"v%d" % n if n % 9 else None for n in numbers]
     for number in (0, 1):
-        await log.append(topic, [(number, Rows(stamps, keys, values))], size=99, is_json=False)
+        await log.records.append(
+            topic, [(number, Rows(stamps, keys, values))], size=99, is_json=False
+        )
 
 
 async def cared_for(store: ObjectStore) -> list[Record]:
@@ -53,10 +55,10 @@ async def cared_for(store: ObjectStore) -> list[Record]:
     Return the records that are left.
     """
     log = await open_log(store)
-    await log.create_topic("t", 2, CONFIGS)
+    await log.topics.create("t", 2, CONFIGS)
     for first in range(0, 12_000, 2_000):
         await write(log, first, 2_000)
-        await log.seal("t")
+        await log.records.seal("t")
     everything = await records_of_log(log, "t")
     await write(log, 12_000, 10)
     cluster = await MaintenanceSession.open(store, SystemClock())

@@ -339,14 +339,14 @@ async def test_s3_is_read_by_the_executors(spark: "SparkSession", moto_server: M
     options = S3Options(endpoint_url=moto_server.endpoint_url, region=REGION)
     store = await S3Store.open(moto_server.bucket, "spark", options)
     log = await open_log(store)
-    topic = await log.create_topic("t", 2, {})
+    topic = await log.topics.create("t", 2, {})
     assert topic is not None
     from tidelog.storage.codec.chunk import Rows
 
     for number in (0, 1):
         rows = Rows([TIME_MS] * 500, [b"k"] * 500, [b"v%d" % n for n in range(500)])
-        await log.append(topic, [(number, rows)], size=1000, is_json=False)
-    await log.seal("t", [0])
+        await log.records.append(topic, [(number, rows)], size=1000, is_json=False)
+    await log.records.seal("t", [0])
     expected = await log_records(log, "t")
     await log.close()
     frame = (

@@ -16,10 +16,10 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession, topics_of
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.tables.manifest import removed_paths
@@ -54,7 +54,7 @@ class Segment(NamedTuple):
     history: list[int]
 
 
-async def write(log: Log, draws: random.Random) -> None:
+async def write(log: Broker, draws: random.Random) -> None:
     """Some segments of updates, tombstones and, where the policy came later, keyless records."""
     for name in TOPICS:
         topic = log.state.topic(name)
@@ -73,8 +73,8 @@ async def write(log: Log, draws: random.Random) -> None:
                 headers = [[("h", b"%d" % n)] if n % 9 == 0 else None for n in range(count)]
                 stamps = [TIME_MS + draws.randrange(10**6) for _ in range(count)]
                 rows = Rows(stamps, keys, values, headers)
-                await log.append(topic, [(number, rows)], size=99, is_json=False)
-            await log.seal(name)
+                await log.records.append(topic, [(number, rows)], size=99, is_json=False)
+            await log.records.seal(name)
 
 
 async def written(root: Path, draws: random.Random, *, is_new: bool) -> dict[str, list[Record]]:
@@ -82,13 +82,13 @@ async def written(root: Path, draws: random.Random, *, is_new: bool) -> dict[str
     log = await open_log(FolderStore(root))
     if is_new:
         for name, configs in TOPICS.items():
-            await log.create_topic(name, PARTITIONS, configs if name != "late" else {})
+            await log.topics.create(name, PARTITIONS, configs if name != "late" else {})
     await write(log, draws)
     if is_new:
-        await log.alter_topic("late", TOPICS["late"])
+        await log.topics.alter("late", TOPICS["late"])
     records_by_topic = {name: await records_of(log, name) for name in TOPICS}
     await log.close()
-    await log.store.close()
+    await log._log.store.close()
     return records_by_topic
 
 

@@ -54,20 +54,20 @@ async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
     from tidelog.storage.codec.chunk import Rows
 
     log = await open_log(store)
-    topic = await log.create_topic("t", 2, {})
+    topic = await log.topics.create("t", 2, {})
     assert topic is not None
     for first in (0, 15_000):
         for number in (0, 1):
             values: list[bytes | None] = [b"v%d" % n for n in range(first, first + 15_000)]
             stamps = list(range(TIME_MS + first, TIME_MS + first + 15_000))
             rows = Rows(stamps, [None] * 15_000, values)
-            await log.append(topic, [(number, rows)], size=1 << 17, is_json=False)
+            await log.records.append(topic, [(number, rows)], size=1 << 17, is_json=False)
         if not first:
-            await log.seal("t", [0])
+            await log.records.seal("t", [0])
     expected = await records_of(log, "t")
     clock = SystemClock()
     snapshot = await open_snapshot(store, clock, ["t"])
-    await log.seal("t")  # the manifest moves on, the snapshot does not
+    await log.records.seal("t")  # the manifest moves on, the snapshot does not
     assert [len(part.segments) for part in snapshot.topics["t"].partitions] == [1, 0]
     assert await read(store, snapshot) == expected
     view = await OfflineLog.open(store, clock)

@@ -12,12 +12,12 @@ import pytest
 
 from tests.support.faults import _catalogs
 from tests.support.logs import COLD, append, closing, opened, read_table, with_topic
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, LogError
-from tidelog.storage.log import Log
 from tidelog.storage.read.plan import SegmentRange, TailRange
 from tidelog.storage.read.split_reader import SliceReader
 from tidelog.storage.store.memory import MemoryStore
@@ -76,10 +76,10 @@ async def with_both_tiers(inner: MemoryStore) -> tuple[str, Any]:
     """A topic of two partitions, a segment and two runs; the segment's key, partition 0's run."""
     async with closing(await with_topic(inner, partitions=2)) as log:
         await append(log, *VALUES)
-        await log.seal("t", [0])
+        await log.records.seal("t", [0])
         await append(log, *VALUES)
         await append(log, *VALUES, partition=1)
-        await log.wal.checkpoint()
+        await log._log.wal.checkpoint()
         topic = log.state.topic("t")
         (key,) = [key for key in inner._objects if key.endswith(".parquet")]
         return key, topic.partitions[0].tail[0]
@@ -132,7 +132,7 @@ async def test_flipped_bit_is_not_served(inner: MemoryStore, is_sealed: bool) ->
         await others_go_on(store, cold, key)
 
 
-async def others_go_on(store: Flipping, log: Log, key: str) -> None:
+async def others_go_on(store: Flipping, log: Broker, key: str) -> None:
     """Partition 1 has nothing in the object, and is read."""
     store.key, store.byte = key, size_of(store, key) // 2
     with pytest.raises(Corrupt):

@@ -37,8 +37,8 @@ from tidelog.storage.core.errors import (
     RecordTooLarge,
     UnknownPartition,
 )
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.log import LogSettings
 from tidelog.storage.store.memory import MemoryStore
 
 
@@ -129,7 +129,7 @@ async def test_each_reader_gets_each_record(seed: int, settings: LogSettings) ->
     inner = MemoryStore()
     log, other = await opened(inner, settings), await opened(inner, settings)
     stamp = draw.choice(["CreateTime", "LogAppendTime"])
-    await log.create_topic("t", 2, {"message.timestamp.type": stamp})
+    await log.topics.create("t", 2, {"message.timestamp.type": stamp})
     await other.refresh()
     model: dict[int, dict[int, Written]] = {0: {}, 1: {}}
     sequences: dict[tuple[int, int], int] = {}
@@ -139,7 +139,7 @@ async def test_each_reader_gets_each_record(seed: int, settings: LogSettings) ->
         kind = draw.choice(["batch", "producer", "rows"])
         topic = broker.state.topic("t")
         if kind == "rows":
-            places = await broker.append(topic, [(number, rows)], size=9, is_json=False)
+            places = await broker.records.append(topic, [(number, rows)], size=9, is_json=False)
             assert places is not None
             (placed,) = places
         elif kind == "batch":
@@ -166,9 +166,9 @@ async def test_each_reader_gets_each_record(seed: int, settings: LogSettings) ->
             count = draw.choice([1, 1, 4])
             await asyncio.gather(*(write(broker) for _ in range(count)))
             if draw.random() < 0.2:
-                await log.seal("t")
+                await log.records.seal("t")
             if draw.random() < 0.2:
-                broker.tail.clear()
+                broker._log.tail.clear()
         for reader in (log, other, await opened(inner, settings)):
             await reader.refresh()
             for number, expected in model.items():
@@ -185,7 +185,7 @@ async def test_batches_are_kept_as_they_came(inner: MemoryStore) -> None:
     log = await opened(inner)
     other = await opened(inner)
     async with closing(log, other):
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         rows = Rows([TIME_MS] * 50, [b"k"] * 50, [b"the same value"] * 50)
         for _ in range(3):
             batch = checked(rows, codec=4)
@@ -204,8 +204,8 @@ async def test_batches_are_kept_as_they_came(inner: MemoryStore) -> None:
 
 async def test_what_a_batch_is_refused_for() -> None:
     async with closing(await opened(MemoryStore())) as log:
-        await log.create_topic("t", 1, {"max.message.bytes": "2000"})
-        await log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+        await log.topics.create("t", 1, {"max.message.bytes": "2000"})
+        await log.topics.create("compacted", 1, {"cleanup.policy": "compact"})
         topic = log.state.topic("t")
         record = Rows([TIME_MS], [None], [b"x"])
         now_ms = log.clock.now_ms()
@@ -271,7 +271,7 @@ async def test_below_level_4_batches_become_columns(inner: MemoryStore) -> None:
 
 async def test_producer_ids_of_brokers_differ(inner: MemoryStore) -> None:
     log, other = await opened(inner), await opened(inner)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     seq = log.state.seq
     ids = await asyncio.gather(*(log.kafka.reserve_producer_id() for _ in range(150)))
     assert sorted(ids) == list(range(150))
@@ -292,12 +292,12 @@ async def test_a_copy_of_a_machine_gives_no_id_of_its_original(inner: MemoryStor
     """The copy has the names and the memory of the original (I11)."""
     original, copied, other = [await opened(inner) for _ in range(3)]
     async with closing(original, copied, other):
-        await original.create_topic("t", 1, {})
+        await original.topics.create("t", 1, {})
         await original.kafka.reserve_producer_id()
         await copied.refresh()
-        copied.wal.writer = copied.wal.copy_fence.writer = original.wal.writer
-        copied.wal.copy_fence._puts = dict(original.wal.copy_fence._puts)
-        copied.membership.me = original.membership.me
+        copied._log.wal.writer = copied._log.wal.copy_fence.writer = original._log.wal.writer
+        copied._log.wal.copy_fence._puts = dict(original._log.wal.copy_fence._puts)
+        copied._membership.me = original._membership.me
         copied.kafka.__dict__.update(
             {name: value for name, value in vars(original.kafka).items() if name != "_log"}
         )
@@ -324,7 +324,7 @@ async def test_a_damaged_chunk_is_refused_to_both_kinds_of_readers(inner: Memory
         with pytest.raises(DamagedRecords):
             await log.kafka.read(log.state.topic("t"), 0, 0, 100)
         with pytest.raises(DamagedRecords):
-            await log.fetch("t", 0, 0, bytes_max=100)
+            await log.records.fetch("t", 0, 0, bytes_max=100)
 
 
 async def test_a_request_of_many_flushes_is_read_in_large_pieces() -> None:
@@ -332,7 +332,7 @@ async def test_a_request_of_many_flushes_is_read_in_large_pieces() -> None:
     async with closing(await with_topic(MemoryStore())) as log:
         for number in range(64):
             await send(log, checked(Rows([TIME_MS], [None], [b"%d" % number])))
-        pieces = log.tail.read((log.state.topic("t").topic_id, 0), 0)
+        pieces = log._log.tail.read((log.state.topic("t").topic_id, 0), 0)
         assert len(pieces) <= 6
         read = await log.kafka.read(log.state.topic("t"), 0, 0, 1 << 20)
         assert len(read.pieces) == 2 * 64
@@ -378,19 +378,19 @@ async def test_a_consumer_reads_a_chunk_of_the_wal_once(inner: MemoryStore) -> N
         )
     async with closing(await opened(inner)) as reader:
         assert len(await by_batches(reader, 0, bytes_max=1)) == 8
-        assert reader.reader.chunk_cache.misses == 1
+        assert reader._log.reader.chunk_cache.misses == 1
 
 
 async def test_records_that_compaction_removed_are_not_read_from_memory() -> None:
     """The tail cache still has the batches as they were before they were sealed."""
     async with closing(await opened(MemoryStore(), MANUAL)) as log:
-        await log.create_topic("t", 1, {"cleanup.policy": "compact"})
+        await log.topics.create("t", 1, {"cleanup.policy": "compact"})
         for number in range(10):
             await send(log, checked(Rows([TIME_MS], [b"key"], [b"%d" % number])))
-        await log.seal("t")
+        await log.records.seal("t")
         await send(log, checked(Rows([TIME_MS], [b"key"], [b"10"])))
         topic = log.state.topic("t")
-        assert log.tail.read((topic.topic_id, 0), 0)
+        assert log._log.tail.read((topic.topic_id, 0), 0)
         await rewrite(log, [3, 9])
         for offset in range(11):
             expected = [place for place in (3, 9, 10) if place >= offset]
@@ -405,10 +405,10 @@ async def test_undecodable_batch_is_sealed_and_reported(caplog: pytest.LogCaptur
         bad[HEADER_SIZE] ^= 0x40  # the length of the first record
         for batch in (good, good._replace(data=memoryview(bad), count=2), good):
             await send(log, batch)
-        assert await log.seal("t") == 4
+        assert await log.records.seal("t") == 4
         values = [record.value for record in (await by_columns(log, 0)).values()]
         assert values == [b"good", bytes(bad), None, b"good"]
-        log.tail.clear()
+        log._log.tail.clear()
         record_by_offset = await by_columns(log, 0)
         assert [record.value for record in record_by_offset.values()] == values
         assert [name for name, _ in record_by_offset[1].headers] == ["tidelog.undecodable"]

@@ -31,7 +31,7 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.store.memory import MemoryStore
 
@@ -49,7 +49,7 @@ async def brokers(count: int, settings: LogSettings = MANUAL, *, partitions: int
     inner = MemoryStore()
     logs = [await opened(inner, settings)]
     if partitions:
-        await logs[0].create_topic("t", partitions, {})
+        await logs[0].topics.create("t", partitions, {})
     logs += [await opened(inner, settings) for _ in range(count - 1)]
     async with closing(*logs):
         yield logs
@@ -76,8 +76,8 @@ async def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSet
                     assert placed == [("t", number, len(model[number]), len(made))]
                     model[number] += made
                 case "seal":
-                    await log.wal.refresh()
-                    await log.seal("t", draws.choice([None, [number], [0, 1]]))
+                    await log._log.wal.refresh()
+                    await log.records.seal("t", draws.choice([None, [number], [0, 1]]))
                 case "read":
                     offset = draws.randrange(len(model[number]) + 1)
                     bytes_max = draws.choice([1, 50, 1000, 1 << 20])
@@ -86,7 +86,7 @@ async def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSet
                     )
                     assert values == model[number][offset:]
         for log in logs:
-            await log.wal.refresh()
+            await log._log.wal.refresh()
             for number in range(3):
                 assert await read_values(log, partition=number) == model[number]
         assert logs[0].state.encode() == logs[1].state.encode()
@@ -97,10 +97,10 @@ async def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSet
 async def test_an_answer_is_about_as_large_as_asked_for_and_has_a_record() -> None:
     async with brokers(1) as (log,):
         await append(log, *["x" * 100] * 10)
-        await log.seal("t")
+        await log.records.seal("t")
         await append(log, *["y" * 100] * 10)
         for bytes_max, count in [(0, 0), (1, 1), (123, 1), (124, 1), (250, 2), (1860, 15)]:
-            fetched = await log.fetch("t", 0, 0, bytes_max=bytes_max)
+            fetched = await log.records.fetch("t", 0, 0, bytes_max=bytes_max)
             assert sum(piece.batch.num_rows for piece in fetched.pieces) == count
             assert fetched.next_offset == count
             assert (fetched.log_start_offset, fetched.high_watermark) == (0, 20)
@@ -114,7 +114,7 @@ async def test_records_come_back_as_they_were_given() -> None:
         [[("h", b"1"), ("h", None)], None, []],
     )
     async with brokers(1) as (log,):
-        await log.append(log.state.topic("t"), [(1, sent_rows)], size=10, is_json=False)
+        await log.records.append(log.state.topic("t"), [(1, sent_rows)], size=10, is_json=False)
         for _ in range(2):
             for settings in (MANUAL, COLD):
                 async with closing(await opened(store_of(log).inner, settings)) as reader:
@@ -125,40 +125,40 @@ async def test_records_come_back_as_they_were_given() -> None:
                 stamps = [int(record["timestamp"].timestamp() * 1000) for record in (row, *others)]
                 assert stamps == sent_rows.timestamps
                 assert [other["headers"] for other in others] == [None, []]
-            await log.seal("t")
+            await log.records.seal("t")
 
 
 async def test_i3_right_after_the_ack_every_broker_reads_it() -> None:
     async with brokers(2) as (first, second):
         for i in range(5):
             await append(first, str(i))
-            fetched = await second.fetch("t", 0, i, bytes_max=100)
+            fetched = await second.records.fetch("t", 0, i, bytes_max=100)
             assert fetched.high_watermark == i + 1
-            offsets = await first.offsets("t", 0)
+            offsets = await first.records.offsets("t", 0)
             assert offsets.high_watermark == i + 1
             await append(second, "other", partition=1)
-            assert (await first.offsets("t", 1)).high_watermark == i + 1
+            assert (await first.records.offsets("t", 1)).high_watermark == i + 1
 
 
 async def test_i3_a_topic_and_its_growth_are_known_to_every_broker_at_once() -> None:
     async with brokers(2, partitions=0) as (first, second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         await append(first, "a")
-        assert (await second.fetch("t", 0, 0, bytes_max=100)).next_offset == 1
-        await first.add_partitions("t", 2)
+        assert (await second.records.fetch("t", 0, 0, bytes_max=100)).next_offset == 1
+        await first.topics.add_partitions("t", 2)
         await append(first, "b", partition=1)
-        assert (await second.fetch("t", 1, 0, bytes_max=100)).next_offset == 1
+        assert (await second.records.fetch("t", 1, 0, bytes_max=100)).next_offset == 1
         with pytest.raises(UnknownTopic):
-            await second.fetch("u", 0, 0, bytes_max=1)
+            await second.records.fetch("u", 0, 0, bytes_max=1)
         with pytest.raises(UnknownPartition):
-            await second.fetch("t", 2, 0, bytes_max=1)
-        await first.create_topic("u", 1, {})
-        await second.alter_topic("u", {"segment.ms": "500"})
-        await first.create_topic("v", 1, {})
-        await second.add_partitions("v", 3)
-        await first.create_topic("w", 1, {})
-        await second.delete_topic("w")
-        await first.create_topic("w", 2, {})
+            await second.records.fetch("t", 2, 0, bytes_max=1)
+        await first.topics.create("u", 1, {})
+        await second.topics.alter("u", {"segment.ms": "500"})
+        await first.topics.create("v", 1, {})
+        await second.topics.add_partitions("v", 3)
+        await first.topics.create("w", 1, {})
+        await second.topics.delete("w")
+        await first.topics.create("w", 2, {})
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -167,9 +167,9 @@ async def test_an_offset_out_of_range_error_has_the_range(offset: int, sealed: b
     async with brokers(1) as (log,):
         await append(log, "a", "b", "c")
         if sealed:
-            await log.seal("t")
+            await log.records.seal("t")
         with pytest.raises(OffsetOutOfRange) as caught:
-            await log.fetch("t", 0, offset, bytes_max=100, wait_s=10)
+            await log.records.fetch("t", 0, offset, bytes_max=100, wait_s=10)
         assert (caught.value.log_start_offset, caught.value.high_watermark) == (0, 3)
         assert asyncio.get_running_loop().time() < 1
 
@@ -181,7 +181,7 @@ async def test_a_long_poll_wakes_at_once_and_only_for_its_partition() -> None:
     loop = asyncio.get_running_loop()
     async with brokers(1) as (log,):
         polls = [
-            asyncio.create_task(log.fetch("t", number, 0, bytes_max=100, wait_s=60))
+            asyncio.create_task(log.records.fetch("t", number, 0, bytes_max=100, wait_s=60))
             for number in (0, 0, 1)
         ]
         await asyncio.sleep(7)
@@ -194,12 +194,12 @@ async def test_a_long_poll_wakes_at_once_and_only_for_its_partition() -> None:
         empty = await polls[2]
         assert loop.time() == pytest.approx(60)
         assert (empty.pieces, empty.next_offset) == ([], 0)
-        assert not log._waiting
+        assert not log._log.waiting
 
 
 async def test_a_long_poll_sees_what_another_broker_commits() -> None:
     async with brokers(2) as (first, second):
-        poll = asyncio.create_task(second.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        poll = asyncio.create_task(second.records.fetch("t", 0, 0, bytes_max=100, wait_s=60))
         await asyncio.sleep(7)
         await append(first, "a")
         assert (await poll).next_offset == 1
@@ -208,27 +208,27 @@ async def test_a_long_poll_sees_what_another_broker_commits() -> None:
 
 async def test_a_poller_that_goes_away_leaves_nothing() -> None:
     async with brokers(1) as (log,):
-        poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        poll = asyncio.create_task(log.records.fetch("t", 0, 0, bytes_max=100, wait_s=60))
         await asyncio.sleep(1)
         poll.cancel()
         await asyncio.sleep(1)
-        assert not log._waiting
+        assert not log._log.waiting
 
 
 async def test_i3_reloaded_view_sends_no_poller_out_of_range() -> None:
     """A consumer would begin at the other end of the log."""
     async with brokers(2) as (log, other):
-        await log.wal.checkpoint()
+        await log._log.wal.checkpoint()
         for i in range(40):
             await append(log, str(i))
-        poll = asyncio.create_task(log.fetch("t", 0, 40, bytes_max=100, wait_s=60))
+        poll = asyncio.create_task(log.records.fetch("t", 0, 40, bytes_max=100, wait_s=60))
         await asyncio.sleep(0.5)
         store_of(log).latency = lambda _: 0.1
         log.clock.advance(700)
         for _ in range(30):
-            fetched = await log.fetch("t", 0, 40, bytes_max=100)
+            fetched = await log.records.fetch("t", 0, 40, bytes_max=100)
             assert fetched.high_watermark == 40
-        assert log.wal.counters.void >= 1
+        assert log._log.wal.counters.void >= 1
         fetched = await poll
         assert fetched.high_watermark == 40
         await append(other, "after")
@@ -237,11 +237,11 @@ async def test_i3_reloaded_view_sends_no_poller_out_of_range() -> None:
 
 async def test_a_reader_of_a_topic_waits_for_a_change_of_it() -> None:
     async with brokers(2) as (log, other):
-        loop, changes = asyncio.get_running_loop(), log.changes_of("t")
+        loop, changes = asyncio.get_running_loop(), log.records.changes_of("t")
 
         async def change_after(work: Awaitable[object]) -> list[int] | None:
             count, began_s = changes.count, loop.time()
-            waiting = asyncio.create_task(log.wait_for_changes("t", changes, count, 60))
+            waiting = asyncio.create_task(log.records.wait_for_changes("t", changes, count, 60))
             await asyncio.sleep(0.1)
             assert not waiting.done()
             await work
@@ -251,57 +251,57 @@ async def test_a_reader_of_a_topic_waits_for_a_change_of_it() -> None:
 
         assert await change_after(append(log, "a", partition=2)) == [2]
         assert await change_after(append(other, "a", partition=1)) == [1]
-        assert await change_after(log.add_partitions("t", 4)) is None
+        assert await change_after(log.topics.add_partitions("t", 4)) is None
         began_s, count = loop.time(), changes.count
-        await log.create_topic("u", 1, {})
-        await log.add_partitions("u", 2)
+        await log.topics.create("u", 1, {})
+        await log.topics.add_partitions("u", 2)
         await append(log, "a", topic="u")
-        await log.wait_for_changes("t", changes, count, 5)
+        await log.records.wait_for_changes("t", changes, count, 5)
         assert loop.time() - began_s >= 5
         assert changes.count == count
         with pytest.raises(UnknownTopic):
-            await change_after(log.delete_topic("t"))
-        assert not log._waiting
+            await change_after(log.topics.delete("t"))
+        assert not log._log.waiting
 
 
 async def test_a_stop_ends_long_polls_without_records() -> None:
     async with brokers(1) as (log,):
         loop = asyncio.get_running_loop()
-        poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        poll = asyncio.create_task(log.records.fetch("t", 0, 0, bytes_max=100, wait_s=60))
         await asyncio.sleep(1)
         await log.hand_over()
         assert (await poll).pieces == []
         assert loop.time() < 2
         with pytest.raises(Unavailable, match="shutting down"):
             await log.check_ready()
-        later = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        later = asyncio.create_task(log.records.fetch("t", 0, 0, bytes_max=100, wait_s=60))
         await asyncio.sleep(1)
         assert not later.done(), "until the port closes, polls may wait"
         await append(log, "a")
         assert (await later).records == 1
         log.drain()
-        assert (await log.fetch("t", 0, 1, bytes_max=100, wait_s=60)).pieces == []
+        assert (await log.records.fetch("t", 0, 1, bytes_max=100, wait_s=60)).pieces == []
         with pytest.raises(Unavailable, match="continue at another broker"):
-            log.check_serving()
+            log.records.check_serving()
         assert loop.time() < 3
 
 
 async def test_a_topic_that_is_deleted_is_unknown_to_all_and_another_may_have_its_name() -> None:
     async with brokers(2) as (first, second):
         await append(first, "a", "b")
-        await first.seal("t")
+        await first.records.seal("t")
         await append(first, "c")
-        poll = asyncio.create_task(second.fetch("t", 0, 3, bytes_max=100, wait_s=5))
+        poll = asyncio.create_task(second.records.fetch("t", 0, 3, bytes_max=100, wait_s=5))
         await asyncio.sleep(0.1)
-        await first.delete_topic("t")
+        await first.topics.delete("t")
         with pytest.raises(UnknownTopic):
-            await first.fetch("t", 0, 0, bytes_max=100)
+            await first.records.fetch("t", 0, 0, bytes_max=100)
         with pytest.raises(UnknownTopic):
             await poll
-        assert first.tail.bytes == 0
-        await first.create_topic("t", 1, {})
+        assert first._log.tail.bytes == 0
+        await first.topics.create("t", 1, {})
         await append(first, "new")
-        await second.wal.refresh()
+        await second._log.wal.refresh()
         for log in (first, second):
             assert await read_values(log) == ["new"]
 
@@ -313,13 +313,17 @@ async def test_i4_keyed_request_is_stored_once_at_any_broker() -> None:
     key = IdempotencyKey("k", b"f", 3)
     async with brokers(2) as logs:
         for log in (*logs, *logs):
-            await log.wal.refresh()
+            await log._log.wal.refresh()
             parts = [(2, rows("a")), (0, rows("b", "c"))]
-            placed = await log.append(log.state.topic("t"), parts, size=3, is_json=False, key=key)
+            placed = await log.records.append(
+                log.state.topic("t"), parts, size=3, is_json=False, key=key
+            )
             assert placed == [("t", 2, 0, 1), ("t", 0, 0, 2)]
         other = IdempotencyKey("k", b"g", 3)
         with pytest.raises(IdempotencyMismatch):
-            await logs[0].append(logs[0].state.topic("t"), parts, size=3, is_json=False, key=other)
+            await logs[0].records.append(
+                logs[0].state.topic("t"), parts, size=3, is_json=False, key=other
+            )
         assert await read_values(logs[1]) == ["b", "c"]
 
 
@@ -336,7 +340,7 @@ async def test_an_invalid_request_is_refused_without_harm_to_others() -> None:
         ]:
             beside = asyncio.create_task(append(log, "beside", partition=2))
             with pytest.raises(error):
-                await log.append(topic, parts, size=1, is_json=False)
+                await log.records.append(topic, parts, size=1, is_json=False)
             await beside
         assert await read_values(log, partition=2) == ["beside"] * 4
 
@@ -354,23 +358,23 @@ async def test_topics_are_checked_before_anything_is_written() -> None:
             ("u", 1, {"retention.ms": "soon"}, InvalidConfig),
         ]:
             with pytest.raises(error):
-                await log.create_topic(name, partitions, configs)
+                await log.topics.create(name, partitions, configs)
         with pytest.raises(InvalidRequest):
-            await log.add_partitions("t", 2)
-        assert await log.create_topic("u", 1, {}, validate_only=True) is None
+            await log.topics.add_partitions("t", 2)
+        assert await log.topics.create("u", 1, {}, validate_only=True) is None
         assert "u" not in log.state.topics
         assert log.state.seq - seq <= 1
-        await log.alter_topic("t", {"segment.ms": "500"})
+        await log.topics.alter("t", {"segment.ms": "500"})
         assert log.state.topic("t").config.segment_ms == 500
-        await log.alter_topic("t", {"segment.ms": None})
+        await log.topics.alter("t", {"segment.ms": None})
         assert log.state.topic("t").configs == {}
 
 
 async def test_two_callers_set_defaults_of_all_topics_and_lose_no_change() -> None:
     async with brokers(2) as (first, second):
         await asyncio.gather(
-            first.set_topic_defaults({"log.roll.ms": "700", "num.partitions": " 4"[1:]}),
-            second.set_topic_defaults({"log.cleanup.policy": "compact , delete"}),
+            first.topics.set_defaults({"log.roll.ms": "700", "num.partitions": " 4"[1:]}),
+            second.topics.set_defaults({"log.cleanup.policy": "compact , delete"}),
         )
         for log in (first, second):
             await log.refresh()
@@ -382,8 +386,8 @@ async def test_two_callers_set_defaults_of_all_topics_and_lose_no_change() -> No
             assert log.state.defaults.values == set_values
             config = log.state.topic("t").config
             assert (config.segment_ms, len(config.cleanup_policy)) == (700, 2)
-        await second.alter_topic("t", {"segment.ms": "500"})
-        await second.set_topic_defaults({"log.roll.ms": None})
+        await second.topics.alter("t", {"segment.ms": "500"})
+        await second.topics.set_defaults({"log.roll.ms": None})
         await first.refresh()
         assert first.state.topic("t").config.segment_ms == 500
         seq = first.state.seq
@@ -399,7 +403,7 @@ async def test_two_callers_set_defaults_of_all_topics_and_lose_no_change() -> No
             ("log.retention.hours", "1", "unknown default 'log.retention.hours': known are"),
         ]:
             with pytest.raises(InvalidConfig, match=why):
-                await first.set_topic_defaults({name: value})
+                await first.topics.set_defaults({name: value})
         assert first.state.seq == seq
 
 
@@ -408,31 +412,31 @@ async def test_i10_nothing_is_held_of_topics_that_another_broker_deleted() -> No
     async with brokers(2, partitions=0) as (first, second):
         for i in range(6):
             configs = {"cleanup.policy": "compact"} if i % 2 else {}
-            topic = await first.create_topic(f"t{i}", 1, configs)
+            topic = await first.topics.create(f"t{i}", 1, configs)
             assert topic is not None
             await append(first, "a", topic=topic.name)
-            await first.seal(topic.name)
+            await first.records.seal(topic.name)
             await append(first, "b", topic=topic.name)
             assert await read_values(second, topic=topic.name) == ["a", "b"]
-            assert len(second.tables) == 1
-            await first.delete_topic(topic.name)
-            await second.wal.refresh()
-            assert not second.tail.bytes
+            assert len(second._log.tables) == 1
+            await first.topics.delete(topic.name)
+            await second._log.wal.refresh()
+            assert not second._log.tail.bytes
             for log in (first, second):
-                assert not len(log.tables)
-                await log.tables.of(topic)  # a seal or a fetch that began before
-                assert not len(log.tables)
+                assert not len(log._log.tables)
+                await log._log.tables.of(topic)  # a seal or a fetch that began before
+                assert not len(log._log.tables)
 
 
 async def test_i10_nothing_is_held_of_topics_deleted_while_the_view_was_expired() -> None:
     async with brokers(2, partitions=0) as (first, second):
         for name in ("t", "kept"):
-            await first.create_topic(name, 1, {})
+            await first.topics.create(name, 1, {})
             await append(first, "a", topic=name)
-            await first.seal(name)
+            await first.records.seal(name)
             assert await read_values(second, topic=name) == ["a"]
-        await first.delete_topic("t")
-        await first.wal.checkpoint()
-        second.clock.advance(second.wal.view_age_max_s + 1)
-        await second.wal.ensure_view()
-        assert len(second.tables) == 1
+        await first.topics.delete("t")
+        await first._log.wal.checkpoint()
+        second.clock.advance(second._log.wal.view_age_max_s + 1)
+        await second._log.wal.ensure_view()
+        assert len(second._log.tables) == 1

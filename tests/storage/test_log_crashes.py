@@ -30,12 +30,12 @@ from tests.support.logs import (
     store_of,
 )
 from tests.support.records import fold, rows, tail_values
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import CommitUnknown, IdempotencyMismatch, LogError, Unavailable
 from tidelog.storage.core.model import Acks, AppendedRange, TopicPartition
-from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write import hot_log_file
@@ -47,12 +47,12 @@ with_topic = partial(logs.with_topic, partitions=2)
 # -- the steps of a seal
 
 
-async def hold(log: Log, step: str, seq: int) -> asyncio.Event:
+async def hold(log: Broker, step: str, seq: int) -> asyncio.Event:
     """Stop the log's seal at this step; the event is set when it gets there."""
     topic = log.state.topic("t")
     when = "after" in step
     if "commit" in step:
-        table = await log.tables.of(topic)
+        table = await log._log.tables.of(topic)
         add, reached = table.add, asyncio.Event()
 
         async def stopping(*args: Any) -> None:
@@ -102,9 +102,9 @@ async def test_i7_next_seal_finishes_crashed_seal(inner: MemoryStore, step: str)
             await append(log, f"{number}-{i}", partition=number)
             model[number].append(f"{number}-{i}")
         if i == 1:
-            await log.seal("t")
+            await log.records.seal("t")
     reached = await hold(log, step, log.state.seq + 1)
-    seal = asyncio.create_task(log.seal("t"))
+    seal = asyncio.create_task(log.records.seal("t"))
     await reached.wait()
     await asyncio.sleep(0.1)
     assert not seal.done()
@@ -121,16 +121,16 @@ async def test_i7_next_seal_finishes_crashed_seal(inner: MemoryStore, step: str)
             assert await read_values(heir, partition=number) == model[number]
         await append(heir, "late", partition=1)
         model[1].append("late")
-        await heir.seal("t")
+        await heir.records.seal("t")
         # A table that was ahead is caught up with first; what is left goes the next time.
-        await heir.seal("t")
+        await heir.records.seal("t")
         for number in (0, 1):
             partition = heir.state.partition("t", number)
             assert (partition.sealed_end, partition.tail) == (partition.high_watermark, [])
             for broker in (heir, reader):
-                await broker.wal.refresh()
+                await broker._log.wal.refresh()
                 assert await read_values(broker, partition=number) == model[number]
-            table = await heir.tables.of(heir.state.topic("t"))
+            table = await heir._log.tables.of(heir.state.topic("t"))
             files = list(await table.segments(number))
             assert sum(file.rows for file in files) == len(model[number])
 
@@ -143,9 +143,9 @@ async def test_i7_failed_seal_is_tried_again(inner: MemoryStore, what: str, faul
         store_of(log).plan = Script("create", what, [fault])
         if fault is Fault.REFUSED:
             with pytest.raises(Unavailable):
-                await log.seal("t")
+                await log.records.seal("t")
             assert await read_values(log) == ["a", "b"]
-        await log.seal("t")
+        await log.records.seal("t")
         assert log.state.partition("t", 0).tail == []
         async with closing(await opened(inner, COLD)) as cold:
             assert await read_values(cold) == ["a", "b"]
@@ -172,7 +172,7 @@ async def test_i1_killed_log_opens_again_as_it_was(inner: MemoryStore, seed: int
         store.latency = lambda _: draws.choice([0.001, 0.02, 0.1])
         end_s = asyncio.get_running_loop().time() + draws.uniform(0.1, 3.0)
 
-        async def write(client: int, log: Log = log, end_s: float = end_s) -> None:
+        async def write(client: int, log: Broker = log, end_s: float = end_s) -> None:
             count = 0
             while asyncio.get_running_loop().time() < end_s:
                 number = draws.randrange(2)
@@ -189,11 +189,11 @@ async def test_i1_killed_log_opens_again_as_it_was(inner: MemoryStore, seed: int
                 assert placed is not None
                 acked[number, placed[0].base_offset] = label
 
-        async def seal(log: Log = log) -> None:
+        async def seal(log: Broker = log) -> None:
             while True:
                 await asyncio.sleep(draws.uniform(0.1, 0.7))
                 with contextlib.suppress(Unavailable, CommitUnknown):
-                    await log.seal("t")
+                    await log.records.seal("t")
 
         tasks = [asyncio.create_task(write(client)) for client in range(3)]
         tasks.append(asyncio.create_task(seal()))
@@ -216,9 +216,9 @@ async def test_i1_killed_log_opens_again_as_it_was(inner: MemoryStore, seed: int
         everything = [*values_of_partitions[0], *values_of_partitions[1]]
         assert len(everything) == len(set(everything))
         assert set(everything) <= set(tried)
-        await first.seal("t")
-        await first.seal("t")
-        await second.wal.refresh()
+        await first.records.seal("t")
+        await first.records.seal("t")
+        await second._log.wal.refresh()
         assert [
             await read_values(second, partition=number) for number in (0, 1)
         ] == values_of_partitions
@@ -312,15 +312,15 @@ async def prepared(inner: MemoryStore) -> None:
     """A topic with records to read, and two empty ones for what is made of them."""
     async with closing(await opened(inner)) as log:
         for name, partitions in (("source", 1), ("even", 2), ("odd", 1)):
-            await log.create_topic(name, partitions, {})
+            await log.topics.create(name, partitions, {})
         await append(log, *map(str, range(RECORDS)), topic="source")
 
 
-async def commit(log: Log, start: int, values: list[str]) -> list[AppendedRange]:
+async def commit(log: Broker, start: int, values: list[str]) -> list[AppendedRange]:
     """One batch from `source`: its even numbers here, its odd ones there, and how far it went."""
     placed = [(topic, number, mine) for topic, number, mine in _sorted(values) if mine]
     offset = GroupOffset(log.state.topic("source").topic_id, 0, start + len(values))
-    return await log.transact(
+    return await log.records.transact(
         [(log.state.topic(topic), places, rows(*mine)) for topic, places, mine in placed],
         [CommitOffsets(GROUP, -1, [offset])],
         size=sum(map(len, values)),
@@ -359,14 +359,14 @@ class Worker:
     Workers do not coordinate: several of them do the same work, as zombies would.
     """
 
-    def __init__(self, brokers: list[Log], seed: int) -> None:
+    def __init__(self, brokers: list[Broker], seed: int) -> None:
         self._brokers = brokers
         self._draw = random.Random(seed)
         self.commits = self.unknown = self.beaten = 0
 
     async def run(self) -> None:
         while (start := self._where(log := self._broker())) < RECORDS:
-            reading = log.fetch("source", 0, start, bytes_max=self._draw.randrange(1, 300))
+            reading = log.records.fetch("source", 0, start, bytes_max=self._draw.randrange(1, 300))
             fetched = await asyncio.wait_for(reading, 3.0)
             values = [row for piece in fetched.pieces for row in piece.batch["value"].to_pylist()]
             await self._commit(start, [str(value, "ascii") for value in values])
@@ -385,11 +385,11 @@ class Worker:
             except Unavailable:
                 await asyncio.sleep(0.1)
 
-    def _broker(self) -> Log:
+    def _broker(self) -> Broker:
         return self._draw.choice(self._brokers)
 
-    def _where(self, log: Log) -> int:
-        committed = log.committed_offsets(GROUP).get(SOURCE)
+    def _where(self, log: Broker) -> int:
+        committed = log.groups.committed_offsets(GROUP).get(SOURCE)
         return 0 if committed is None else committed.offset
 
 
@@ -432,7 +432,7 @@ async def test_exactly_once_through_any_crash(inner: MemoryStore, seed: int) -> 
         await store_of(broker).land()
     assert await check(inner) == RECORDS
     async with closing(*brokers):
-        await brokers[0].wal.refresh()
+        await brokers[0]._log.wal.refresh()
         assert await read_values(brokers[0], topic="odd") == [
             str(value) for value in range(1, RECORDS, 2)
         ]
@@ -474,7 +474,7 @@ async def test_i4_what_rides_in_the_same_flush_is_decided_by_itself(inner: Memor
         seq = log.state.seq
         first, *others = await asyncio.gather(
             append(log, "a", topic="even"),
-            log.transact([odd], [stale], size=1, is_json=False),
+            log.records.transact([odd], [stale], size=1, is_json=False),
             commit(log, 0, ["0", "1"]),
             append(log, "b", topic="even", acks=Acks.ALL),
             return_exceptions=True,
@@ -488,4 +488,4 @@ async def test_i4_what_rides_in_the_same_flush_is_decided_by_itself(inner: Memor
         ]
         assert await read_values(log, topic="even") == ["a", "0", "b"]
         assert await read_values(log, topic="odd") == ["1"]
-        assert log.committed_offsets(GROUP)[SOURCE].offset == 2
+        assert log.groups.committed_offsets(GROUP)[SOURCE].offset == 2

@@ -23,13 +23,15 @@ from tests.support.logs import (
 )
 from tests.support.records import TIME_MS
 from tests.support.views import AGE_S
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import LoseRecords, MoveLogStart, Sealed
 from tidelog.storage.core.errors import Corrupt, OffsetOutOfRange, Unavailable
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks, SegmentFile
-from tidelog.storage.log import FetchResult, Log, LogSettings
+from tidelog.storage.records import FetchResult
 from tidelog.storage.seal.sealer import SealerSettings
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import Table, maintenance_app_id
@@ -58,11 +60,11 @@ async def test_the_first_offset_of_a_time_is_found_as_by_a_scan(seed: int) -> No
             await append(log, *map(str, made), timestamps=made)
             stamps += made
             if draws.random() < 0.2:
-                await log.seal("t")
+                await log.records.seal("t")
         for wanted in [*range(-1, 1002, 13), *sorted(stamps)[-5:]]:
             naive = next((offset for offset, stamp in enumerate(stamps) if stamp >= wanted), None)
-            assert await log.offset_for_timestamp("t", 0, wanted) == naive
-        assert await log.offset_for_timestamp("t", 1, 0) is None
+            assert await log.records.offset_for_timestamp("t", 0, wanted) == naive
+        assert await log.records.offset_for_timestamp("t", 1, 0) is None
 
 
 @pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["warm", "cold"])
@@ -75,12 +77,12 @@ async def test_append_time_is_alike_in_tiers(inner: MemoryStore, settings: LogSe
         before = stamps_of(await read_table(log))
         assert before == [TIME_MS + delay_ms for delay_ms in (0, 0, 1000, 1000, 2000, 2000)]
         for wanted, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
-            assert await log.offset_for_timestamp("t", 0, wanted) == offset
-        await log.seal("t", [0])
+            assert await log.records.offset_for_timestamp("t", 0, wanted) == offset
+        await log.records.seal("t", [0])
         assert stamps_of(await read_table(log)) == before
         for wanted, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
-            assert await log.offset_for_timestamp("t", 0, wanted) == offset
-        assert await log.offset_for_timestamp("t", 0, TIME_MS + 2001) is None
+            assert await log.records.offset_for_timestamp("t", 0, wanted) == offset
+        assert await log.records.offset_for_timestamp("t", 0, TIME_MS + 2001) is None
         async with closing(await opened(inner, COLD)) as reader:
             assert stamps_of(await read_table(reader)) == before
 
@@ -98,10 +100,10 @@ async def test_i7_seal_during_search_by_time_hides_nothing(inner: MemoryStore, r
             run_.timestamp_max = 100
         gate = store.hold("get_range", keys_read[reads - 1])
         topic = log.state.topic("t")
-        search = asyncio.create_task(log.reader.offset_for_timestamp(topic, 0, 5))
+        search = asyncio.create_task(log._log.reader.offset_for_timestamp(topic, 0, 5))
         await gate.reached.wait()
         seal = AppendRequest((), 0, actions=[Sealed(topic.topic_id, 0, 4)])
-        await log.writer.append(seal, Acks.ALL)
+        await log._log.writer.append(seal, Acks.ALL)
         gate.opened.set()
         assert await search == 5
 
@@ -114,7 +116,7 @@ async def test_a_large_tail_becomes_segments_of_their_size(inner: MemoryStore) -
         for i in range(50):
             await append(log, *(f"{i}-{j}".rjust(100, ".") for j in range(3)))
         before = await read_values(log)
-        assert await log.seal("t") == 150
+        assert await log.records.seal("t") == 150
         files = await segments_of(log)
         assert len(files) == 10
         assert [file.base_offset for file in files] == [
@@ -132,11 +134,11 @@ async def test_a_large_tail_becomes_segments_of_their_size(inner: MemoryStore) -
 async def test_sealing_nothing_does_nothing(inner: MemoryStore) -> None:
     async with closing(await with_topic(inner)) as log:
         seq = log.state.seq
-        assert await log.seal("t") == 0
+        assert await log.records.seal("t") == 0
         await append(log, "a", partition=1)
-        assert await log.seal("t") == 1
-        assert await log.seal("t") == 0
-        assert await log.seal("t", [0]) == 0
+        assert await log.records.seal("t") == 1
+        assert await log.records.seal("t") == 0
+        assert await log.records.seal("t", [0]) == 0
         assert log.state.seq == seq + 2
         assert len(await segments_of(log, 1)) == 1
 
@@ -145,7 +147,7 @@ async def test_what_is_appended_during_a_seal_stays_in_the_tail(inner: MemorySto
     async with closing(await with_topic(inner)) as log:
         await append(log, "a", "b")
         store_of(log).latency = lambda call: 5.0 if call.key.startswith("topics/") else 0.01
-        seal = asyncio.create_task(log.seal("t"))
+        seal = asyncio.create_task(log.records.seal("t"))
         await asyncio.sleep(1)
         await append(log, "c", "d")
         assert await seal == 2
@@ -195,16 +197,16 @@ async def test_i7_sealers_that_race_seal_each_record_once(inner: MemoryStore) ->
                 made = f"{step}-{number}"
                 await append(draws.choice(logs), made, partition=number)
                 model[number].append(made)
-            await asyncio.gather(*(log.seal("t") for log in logs))
+            await asyncio.gather(*(log.records.seal("t") for log in logs))
         await asyncio.sleep(2)
         for log in logs:
-            await log.seal("t")
+            await log.records.seal("t")
             for number in range(4):
                 assert await read_values(log, partition=number) == model[number]
         for number in range(4):
             files = await segments_of(logs[0], number)
             assert sum(file.rows for file in files) == len(model[number])
-        assert sum(log.sealer.counters.conflicts for log in logs) > 0
+        assert sum(log._log.sealer.counters.conflicts for log in logs) > 0
 
 
 async def test_another_sealer_that_goes_ahead_of_ours_is_no_damage(inner: MemoryStore) -> None:
@@ -219,15 +221,15 @@ async def test_another_sealer_that_goes_ahead_of_ours_is_no_damage(inner: Memory
         await append(ours, "b", partition=1)
         store = store_of(ours)
         store.latency = lambda call: 60.0 if call.key.startswith("topics/") else 0.0
-        seal = asyncio.create_task(ours.seal("t"))
+        seal = asyncio.create_task(ours.records.seal("t"))
         await asyncio.sleep(5)  # it uploads partition 0
-        await other.wal.refresh()
-        await other.seal("t", [1])
+        await other._log.wal.refresh()
+        await other.records.seal("t", [1])
         await asyncio.sleep(5)
         assert ours.state.partition("t", 1).sealed_end == 1
         await seal
         store.latency = None
-        await ours.seal("t")
+        await ours.records.seal("t")
         for number, value in enumerate("ab"):
             assert ours.state.partition("t", number).tail == []
             assert await read_values(ours, partition=number) == [value]
@@ -235,32 +237,32 @@ async def test_another_sealer_that_goes_ahead_of_ours_is_no_damage(inner: Memory
 
 async def test_topic_deleted_during_seal_stops_no_sealer(inner: MemoryStore) -> None:
     log = await with_topic(inner, LogSettings(sealer=SealerSettings(check_interval_s=0.5)))
-    await log.create_topic("u", 1, {"segment.ms": "100"})
+    await log.topics.create("u", 1, {"segment.ms": "100"})
     async with closing(log):
-        await log.alter_topic("t", {"segment.ms": "100"})
+        await log.topics.alter("t", {"segment.ms": "100"})
         await append(log, "a")
         await append(log, "b", partition=1)
         store_of(log).latency = lambda call: 1.0 if call.key.startswith("topics/") else 0.0
         await asyncio.sleep(1.2)  # partition 0 is being uploaded
-        await log.delete_topic("t")
+        await log.topics.delete("t")
         await append(log, "c", topic="u")
         await asyncio.sleep(5)
         assert log.state.partition("u", 0).sealed_end == 1
-        assert log.sealer.counters.failures <= 1
+        assert log._log.sealer.counters.failures <= 1
         assert not any(task.done() for task in log._tasks)
 
 
 async def test_a_table_that_is_behind_the_wal_is_damage(inner: MemoryStore) -> None:
     async with closing(await with_topic(inner)) as log:
         await append(log, "a", "b")
-        await log.seal("t")
+        await log.records.seal("t")
         await append(log, "c")
         del store_of(log).tables[log.state.topic("t").prefix][1:]
         with pytest.raises(Corrupt, match="_delta_log"):
-            await log.seal("t")
+            await log.records.seal("t")
         async with closing(await opened(inner, COLD)) as cold:
             with pytest.raises(Corrupt, match="_delta_log"):
-                await cold.fetch("t", 0, 0, bytes_max=100)
+                await cold.records.fetch("t", 0, 0, bytes_max=100)
             assert await read_values(cold, offset=2) == ["c"]
 
 
@@ -275,7 +277,7 @@ async def test_a_reader_passes_over_what_compaction_took(
     """At the sealed end too: a reader that is sent there again would never get further."""
     async with closing(await with_topic(inner, COLD)) as log:
         await append(log, *map(str, range(10)))
-        await log.seal("t")
+        await log.records.seal("t")
         topic = log.state.topic("t")
         await rewrite(log, kept_offsets)
         if has_tail:
@@ -299,7 +301,7 @@ async def test_damage_fails_one_partition(inner: MemoryStore, damage: str, seale
         for number in (0, 1):
             await append(log, f"{number}a", partition=number)
             if sealed:
-                await log.seal("t", [number])
+                await log.records.seal("t", [number])
             await append(log, f"{number}b", partition=number)
     partition = log.state.partition("t", 0)
     topic = log.state.topic("t")
@@ -322,11 +324,11 @@ async def test_damage_fails_one_partition(inner: MemoryStore, damage: str, seale
         case "gone":
             await inner.delete([key])
     # A new broker, from a checkpoint: it need not read the entry itself.
-    await log.wal.checkpoint()
+    await log._log.wal.checkpoint()
     async with closing(await opened(inner, COLD)) as cold:
         for _ in range(2):
             with pytest.raises(Corrupt) as caught:
-                await cold.fetch("t", 0, 0, bytes_max=100)
+                await cold.records.fetch("t", 0, 0, bytes_max=100)
             assert caught.value.key == key
         assert await read_values(cold, partition=1) == ["1a", "1b"]
         assert await read_values(cold, partition=0, offset=1) == ["0b"]
@@ -340,10 +342,10 @@ async def test_store_without_answer_fails_read_and_not_log(inner: MemoryStore) -
     cold = await opened(inner, COLD)
     async with closing(writer, cold):
         await append(writer, "a")
-        await cold.wal.refresh()
+        await cold._log.wal.refresh()
         store_of(cold).plan = Script("get_range", object_keys.WAL, [Fault.UNAVAILABLE])
         with pytest.raises(Unavailable):
-            await cold.fetch("t", 0, 0, bytes_max=100)
+            await cold.records.fetch("t", 0, 0, bytes_max=100)
         assert await read_values(cold) == ["a"]
 
 
@@ -353,9 +355,9 @@ async def test_i5_a_zombies_tail_is_not_served(inner: MemoryStore) -> None:
     other = await opened(inner)
     async with closing(zombie, other):
         await append(zombie, "a")
-        await other.wal.refresh()
-        await other.delete_topic("t")
-        await other.create_topic("t", 1, {})
+        await other._log.wal.refresh()
+        await other.topics.delete("t")
+        await other.topics.create("t", 1, {})
         await append(other, "b")
         zombie.clock.advance(700)
         assert await read_values(zombie) == ["b"]
@@ -365,8 +367,8 @@ async def test_a_read_that_the_end_of_its_broker_overtakes_is_not_done(inner: Me
     """The threads that decode have ended, for example because a copy of the process runs."""
     async with closing(await with_topic(inner, COLD)) as log:
         await append(log, "1", "2")
-        await log.seal("t")
-        log.reader.close()
+        await log.records.seal("t")
+        log._log.reader.close()
         with pytest.raises(Unavailable, match="the broker stops"):
             await read_values(log)
 
@@ -401,20 +403,20 @@ def offsets(fetched: FetchResult) -> list[int]:
 async def test_i2_read_of_table_continues_after_another_seal(inner: MemoryStore) -> None:
     async with closing(await logs.with_topic(inner, COLD)) as log:
         await append(log, "a", "b", "c")
-        await log.seal("t")
+        await log.records.seal("t")
         await append(log, "d", "e")
         (segment,) = [info.key async for info in inner.list("topics/")]
         gate = store_of(log).hold("get_range", segment)
-        reading = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=1000))
+        reading = asyncio.create_task(log.records.fetch("t", 0, 0, bytes_max=1000))
         await gate.reached.wait()
-        await log.seal("t")
+        await log.records.seal("t")
         await append(log, "f")
         gate.opened.set()
         fetched = await reading
         read = offsets(fetched)
         assert read == list(range(len(read)))
         assert fetched.next_offset == len(read)
-        rest = await log.fetch("t", 0, fetched.next_offset, bytes_max=1000)
+        rest = await log.records.fetch("t", 0, fetched.next_offset, bytes_max=1000)
         assert [*read, *offsets(rest)] == [0, 1, 2, 3, 4, 5]
 
 
@@ -424,16 +426,16 @@ async def test_i2_a_read_of_the_tail_ends_where_it_is_sealed_meanwhile(inner: Me
             await append(log, value)
         entry = [info.key async for info in inner.list("wal/")][1]
         gate = store_of(log).hold("get_range", entry)
-        reading = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=1000))
+        reading = asyncio.create_task(log.records.fetch("t", 0, 0, bytes_max=1000))
         await gate.reached.wait()
         await append(log, "d")
-        sealing = asyncio.create_task(log.seal("t"))
+        sealing = asyncio.create_task(log.records.seal("t"))
         await asyncio.sleep(1)
         gate.opened.set()
         fetched = await reading
         await sealing
         read = offsets(fetched)
-        rest = await log.fetch("t", 0, fetched.next_offset, bytes_max=1000)
+        rest = await log.records.fetch("t", 0, fetched.next_offset, bytes_max=1000)
         assert [*read, *offsets(rest)] == [0, 1, 2, 3]
 
 
@@ -444,14 +446,14 @@ async def test_i1_reload_drops_lost_records_from_tail_cache(inner: MemoryStore) 
     """
     log, other = await opened(inner), await opened(inner)
     async with closing(log, other):
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         await append(log, "a", "b")
         await append(log, "c")
         assert await read_values(log) == ["a", "b", "c"]
-        assert log.tail.bytes > 0
+        assert log._log.tail.bytes > 0
         await other.refresh()
-        await other.submit(LoseRecords(other.state.topic("t").topic_id, 0, 0, 2))
-        await other.wal.checkpoint()
+        await other._log.submit(LoseRecords(other.state.topic("t").topic_id, 0, 0, 2))
+        await other._log.wal.checkpoint()
         log.clock.advance(AGE_S + 1)
         for broker in (other, log):
             table = await read_table(broker)
@@ -465,50 +467,50 @@ async def test_i1_reload_drops_lost_records_from_tail_cache(inner: MemoryStore) 
 VALUES = [str(number) for number in range(12)]
 
 
-async def sealed(inner: MemoryStore) -> Log:
+async def sealed(inner: MemoryStore) -> Broker:
     """`t`-0 with twelve records in three segments."""
     log = await logs.with_topic(inner, COLD)
     for first in (0, 4, 8):
         await append(log, *VALUES[first : first + 4])
-        await log.seal("t")
+        await log.records.seal("t")
     return log
 
 
-async def table_of(log: Log) -> tuple[Table, list[SegmentFile]]:
-    table = await log.tables.of(log.state.topic("t"))
+async def table_of(log: Broker) -> tuple[Table, list[SegmentFile]]:
+    table = await log._log.tables.of(log.state.topic("t"))
     await table.refresh()
     return table, list(await table.segments(0))
 
 
-async def held_at_second_segment(log: Log, reader: Log) -> tuple[list[SegmentFile], Gate]:
+async def held_at_second_segment(log: Broker, reader: Broker) -> tuple[list[SegmentFile], Gate]:
     _, files = await table_of(log)
     second = f"{log.state.topic('t').prefix}/{files[1].path}"
-    return files, reader.store.hold("get_range", second)
+    return files, reader._log.store.hold("get_range", second)
 
 
-async def remove(log: Log, files: list[SegmentFile], added: list[SegmentFile]) -> None:
+async def remove(log: Broker, files: list[SegmentFile], added: list[SegmentFile]) -> None:
     """Out of the table, and the objects are gone at once: later than any grace."""
     table, _ = await table_of(log)
     care = (await table.transaction_version(maintenance_app_id(0)) or 0) + 1
     await table.replace(files, added, {maintenance_app_id(0): care}, data_change=not added)
     prefix = log.state.topic("t").prefix
-    await log.store.delete([f"{prefix}/{file.path}" for file in files])
+    await log._log.store.delete([f"{prefix}/{file.path}" for file in files])
 
 
-async def merge(log: Log, unique: str) -> None:
+async def merge(log: Broker, unique: str) -> None:
     _, files = await table_of(log)
     prefix, end = log.state.topic("t").prefix, files[-1].end_offset
     batches = (await read_table(log)).to_batches()
     written = segments.write(batches, codec="zstd", is_json=False)
     path = object_keys.segment(0, 0, end, unique)
-    await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
+    await log._log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
     stamps = (files[0].timestamp_min, files[-1].timestamp_max)
     await remove(log, files, [SegmentFile(path, 0, 0, end, written.size, end, *stamps)])
 
 
-async def move_log_start(log: Log, offset: int) -> None:
+async def move_log_start(log: Broker, offset: int) -> None:
     action = MoveLogStart(log.state.topic("t").topic_id, 0, offset)
-    (outcome,) = await log.wal.commit(Draft([Commit(log.clock.new_id(), [action])], [], []))
+    (outcome,) = await log._log.wal.commit(Draft([Commit(log.clock.new_id(), [action])], [], []))
     assert outcome.refusal is None
 
 
@@ -517,12 +519,12 @@ async def test_i7_manifest_with_merged_segments_is_read_again(inner: MemoryStore
     stale = await opened(inner, COLD)
     async with closing(log, stale):
         assert await read_values(stale) == VALUES
-        assert await stale.offset_for_timestamp("t", 0, 0) == 0
+        assert await stale.records.offset_for_timestamp("t", 0, 0) == 0
         for unique in ("aa", "ab", "ac"):
             await merge(log, unique)
             assert await read_values(stale, offset=5) == VALUES[5:]
             await merge(log, f"{unique}b")
-            assert await stale.offset_for_timestamp("t", 0, 0) == 0
+            assert await stale.records.offset_for_timestamp("t", 0, 0) == 0
 
 
 async def test_i7_segments_merged_under_a_read_are_read_once(inner: MemoryStore) -> None:
@@ -545,7 +547,7 @@ async def test_a_segment_that_the_newest_manifest_names_must_be_there(inner: Mem
         with pytest.raises(Corrupt, match=key):
             await read_values(log)
         with pytest.raises(Corrupt, match=key):
-            await log.offset_for_timestamp("t", 0, 1_700_000_000_000)
+            await log.records.offset_for_timestamp("t", 0, 1_700_000_000_000)
 
 
 @pytest.mark.parametrize("removed_count", [1, 2, 3])
@@ -561,14 +563,16 @@ async def test_error_below_log_start_has_range(inner: MemoryStore, removed_count
         await remove(log, files[:removed_count], [])
         for broker in (log, unaware):
             with pytest.raises(OffsetOutOfRange) as refused:
-                await broker.fetch("t", 0, start - 1, bytes_max=100)
+                await broker.records.fetch("t", 0, start - 1, bytes_max=100)
             told = refused.value
             assert (told.log_start_offset, told.high_watermark) == (start, 12)
             assert await read_values(broker, offset=start) == VALUES[start:]
-        assert await log.offset_for_timestamp("t", 0, 0) == (None if removed_count == 3 else start)
+        assert await log.records.offset_for_timestamp("t", 0, 0) == (
+            None if removed_count == 3 else start
+        )
         await append(log, "12")
-        await log.seal("t")
-        await unaware.wal.refresh()
+        await log.records.seal("t")
+        await unaware._log.wal.refresh()
         for broker in (log, unaware):
             assert await read_values(broker, offset=start) == [*VALUES, "12"][start:]
 
@@ -578,7 +582,7 @@ async def test_retention_under_a_read_ends_it_where_it_is(inner: MemoryStore) ->
     reader = await opened(inner, COLD)
     async with closing(log, reader):
         files, gate = await held_at_second_segment(log, reader)
-        reading = asyncio.create_task(reader.fetch("t", 0, 0, bytes_max=1 << 20))
+        reading = asyncio.create_task(reader.records.fetch("t", 0, 0, bytes_max=1 << 20))
         await gate.reached.wait()
         await move_log_start(log, 8)
         await remove(log, files[:2], [])
@@ -587,7 +591,7 @@ async def test_retention_under_a_read_ends_it_where_it_is(inner: MemoryStore) ->
         assert fetched.next_offset == 4
         assert sum(piece.batch.num_rows for piece in fetched.pieces) == 4
         with pytest.raises(OffsetOutOfRange):
-            await reader.fetch("t", 0, 4, bytes_max=100)
+            await reader.records.fetch("t", 0, 4, bytes_max=100)
 
 
 async def test_a_log_start_within_the_tail_is_sealed_over(inner: MemoryStore) -> None:
@@ -595,18 +599,18 @@ async def test_a_log_start_within_the_tail_is_sealed_over(inner: MemoryStore) ->
         await append(log, "a", "b", "c")
         await move_log_start(log, 14)
         assert await read_values(log, offset=14) == ["c"]
-        assert await log.offset_for_timestamp("t", 0, 0) == 14
-        await log.seal("t")
+        assert await log.records.offset_for_timestamp("t", 0, 0) == 14
+        await log.records.seal("t")
         assert await read_values(log, offset=14) == ["c"]
-        assert await log.offset_for_timestamp("t", 0, 0) == 14
+        assert await log.records.offset_for_timestamp("t", 0, 0) == 14
         with pytest.raises(OffsetOutOfRange):
-            await log.fetch("t", 0, 13, bytes_max=100)
+            await log.records.fetch("t", 0, 13, bytes_max=100)
 
 
 # -- sealers that sleep, and what collection takes from them meanwhile
 
 
-async def held_at_add(log: Log) -> tuple[asyncio.Task[int], asyncio.Event, asyncio.Event]:
+async def held_at_add(log: Broker) -> tuple[asyncio.Task[int], asyncio.Event, asyncio.Event]:
     """A seal that has uploaded, and waits before its commit until it is let go."""
     table, _ = await table_of(log)
     reached, go_on = asyncio.Event(), asyncio.Event()
@@ -618,7 +622,7 @@ async def held_at_add(log: Log) -> tuple[asyncio.Task[int], asyncio.Event, async
         await real(*args)
 
     table.add = add
-    task = asyncio.create_task(log.seal("t"))
+    task = asyncio.create_task(log.records.seal("t"))
     await reached.wait()
     return task, reached, go_on
 
@@ -639,12 +643,12 @@ async def test_i7_tail_stays_until_late_segment_is(inner: MemoryStore, is_collec
         go_on.set()
         with pytest.raises(Unavailable, match="took too long"):
             await task
-        await other.wal.refresh()
+        await other._log.wal.refresh()
         assert await read_values(other) == [*VALUES, "12"]
         assert other.state.partition("t", 0).sealed_end < 13
         # The next sealer replaces the segment, or finds it young.
-        await other.seal("t")
-        await other.wal.refresh()
+        await other.records.seal("t")
+        await other._log.wal.refresh()
         assert await read_values(other) == [*VALUES, "12"]
         assert other.state.partition("t", 0).sealed_end == 13
 
@@ -656,11 +660,11 @@ async def test_a_seal_whose_upload_took_too_long_is_not_committed(inner: MemoryS
 
         def plan(call):
             if call.verb == "create" and call.key.startswith(object_keys.TOPICS):
-                log.store.plan = lambda _: None
-                gates.put_nowait(log.store.hold("create", call.key))
+                log._log.store.plan = lambda _: None
+                gates.put_nowait(log._log.store.hold("create", call.key))
 
-        log.store.plan = plan
-        task = asyncio.create_task(log.seal("t"))
+        log._log.store.plan = plan
+        task = asyncio.create_task(log.records.seal("t"))
         gate = await gates.get()
         await gate.reached.wait()
         log.clock.advance(2 * 3600)
@@ -668,6 +672,6 @@ async def test_a_seal_whose_upload_took_too_long_is_not_committed(inner: MemoryS
         with pytest.raises(Unavailable, match="too long"):
             await task
         assert len((await table_of(log))[1]) == 3
-        await log.wal.refresh()
-        assert await log.seal("t") == 1
+        await log._log.wal.refresh()
+        assert await log.records.seal("t") == 1
         assert await read_values(log) == [*VALUES, "12"]

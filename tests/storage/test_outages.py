@@ -95,7 +95,7 @@ async def outage(seconds: float, plan: Plan, *, call_s: float) -> Load:
     log = await opened(inner)
     loop = asyncio.get_running_loop()
     async with closing(log):
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         began_s = loop.time() + BEFORE_S
         end_s = began_s + seconds
         store = store_of(log)
@@ -113,7 +113,7 @@ async def outage(seconds: float, plan: Plan, *, call_s: float) -> Load:
         assert before > 0
         assert after >= 0.95 * before, (before, after)
         await load.end()
-        assert log.writer.buffered_bytes == 0
+        assert log._log.writer.buffered_bytes == 0
     await load.check(inner)
     return load
 
@@ -134,7 +134,7 @@ async def test_three_brokers_are_at_full_speed_within_ten_seconds() -> None:
     async with Cluster() as cluster:
         brokers = [await cluster.start() for _ in range(3)]
         await cluster.settled()
-        await brokers[0].create_topic("t", 1, {})
+        await brokers[0].topics.create("t", 1, {})
         for log in brokers:
             await log.refresh()
         loop = asyncio.get_running_loop()
@@ -167,14 +167,14 @@ async def test_slow_down_of_one_call_in_twenty_fails_no_request(inner: MemorySto
         assert not load.refused
         assert not load.unknown
         assert len(load.acked) > 2 * 3600 / 4.5
-        assert log.wal.counters.unknown > 0.04 * log.wal.counters.entries_committed
+        assert log._log.wal.counters.unknown > 0.04 * log._log.wal.counters.entries_committed
     await load.check(inner)
 
 
 @pytest.mark.parametrize("heal_s", [5.0, 300.0])
 async def test_full_disk_keeps_acks_1(inner: MemoryStore, tmp_path: Path, heal_s: float) -> None:
     async with closing(await made(inner, hot_dir=tmp_path).open("c0ffee")) as log:
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         await append(log, "before")
         store_of(log).plan = full
         await append(log, "local", acks=Acks.LOCAL)
@@ -263,7 +263,7 @@ async def test_idle_broker_learns_that_writes_succeed_again(inner: MemoryStore) 
         await asyncio.sleep(100 * TRIAL_S)
         assert log.state.seq == last, "trials end with the failure"
         await append(log, "after")
-        assert log.writer.buffered_bytes == 0
+        assert log._log.writer.buffered_bytes == 0
     async with closing(await opened(inner)) as again:
         assert await read_values(again) == ["before", "after"]
 
@@ -289,9 +289,9 @@ async def test_requests_that_are_refused_for_their_size_leave_a_broker_ready() -
 async def test_a_flush_without_an_outcome_is_no_write() -> None:
     unopened = made(MemoryStore())
     async with closing(await unopened.open("c0ffee")) as log:
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         store_of(log).plan = lambda call: Fault.ABSENT if call.verb == "create" else None
-        timeout_s = log.settings.writer.answer_timeout_s
+        timeout_s = log._settings.writer.answer_timeout_s
         with pytest.raises(CommitUnknown):
             await append(log, "late")
         await asyncio.sleep(1.0)

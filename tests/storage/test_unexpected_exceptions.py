@@ -15,12 +15,14 @@ from tests.support import logs
 from tests.support.faults import Fault
 from tests.support.logs import append, closing, kill, opened, read_values, store_of, with_topic
 from tests.support.records import rows
+from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks, Part
-from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.log import Log
 from tidelog.storage.seal import encode, uploads
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.state.cluster_state import ClusterState
@@ -78,20 +80,20 @@ async def watched(
     settings: LogSettings = SETTINGS,
     hot_dir: Path | None = None,
     **configs: str,
-) -> AsyncIterator[tuple[Log, "asyncio.Task[None]"]]:
+) -> AsyncIterator[tuple[Broker, "asyncio.Task[None]"]]:
     """A broker with topic `t`, and the task that ends with an error when a task of it does."""
     log = await opened(inner, settings, hot_dir=hot_dir)
     watch = asyncio.create_task(log.run_until_failed())
     try:
         named = {name.replace("_", "."): value for name, value in configs.items()}
-        await log.create_topic("t", 1, named)
+        await log.topics.create("t", 1, named)
         yield log, watch
     finally:
         watch.cancel()
         ended = [watch]
-        if log.writer.hot_log is not None and log.writer.hot_log._sync is not None:
-            ended.append(log.writer.hot_log._sync)
-            log.writer.hot_log._sync = None
+        if log._log.writer.hot_log is not None and log._log.writer.hot_log._sync is not None:
+            ended.append(log._log.writer.hot_log._sync)
+            log._log.writer.hot_log._sync = None
         await asyncio.gather(*ended, return_exceptions=True)
         await kill(log)
 
@@ -141,7 +143,7 @@ class FailsAfterwards(MemoryStore):
         return created
 
 
-async def goes_on(log: Log, watch: "asyncio.Task[None]", inner: MemoryStore) -> None:
+async def goes_on(log: Broker, watch: "asyncio.Task[None]", inner: MemoryStore) -> None:
     """One produce meets the exception. The next ones are committed, and all brokers agree."""
     hit = await answered(append(log, "hit"))
     after = await answered(append(log, "after"))
@@ -188,11 +190,11 @@ async def test_an_exception_in_the_hot_log_gives_the_bytes_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, owner: Any, name: str
 ) -> None:
     async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
-        assert log.writer.buffered_bytes == 0
+        assert log._log.writer.buffered_bytes == 0
         fail_once(monkeypatch, owner, name)
         await answered(done(append(log, "hit", acks=Acks.LOCAL)))
         await asyncio.sleep(WAIT_S)
-        assert log.writer.buffered_bytes == 0
+        assert log._log.writer.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("acks", [Acks.LOCAL, Acks.ALL])
@@ -204,7 +206,7 @@ async def test_a_retry_after_an_exception_in_the_hot_log_is_answered(
         async def produce(acks: Acks) -> None:
             topic, key = log.state.topic("t"), IdempotencyKey("k", b"f", 1)
             parts = [(0, rows("hit"))]
-            await log.append(topic, parts, size=3, is_json=False, acks=acks, key=key)
+            await log.records.append(topic, parts, size=3, is_json=False, acks=acks, key=key)
 
         fail_once(monkeypatch, hot_log, "_message")
         assert isinstance(await answered(done(produce(Acks.LOCAL))), Exception)
@@ -255,7 +257,7 @@ async def test_i3_another_brokers_entry_that_fails_to_apply_is_read_again(
 ) -> None:
     log_a, log_b = await logs.opened(inner), await logs.opened(inner)
     async with closing(log_a, log_b):
-        await log_a.create_topic("t", 1, {})
+        await log_a.topics.create("t", 1, {})
         await log_b.refresh()
         await append(log_a, "a")
         fail_once(monkeypatch, ClusterState, "_append", error)
@@ -273,11 +275,11 @@ async def test_i3_half_applied_state_is_not_served(monkeypatch: pytest.MonkeyPat
         store_of(log).plan = lambda call: None if call.verb == "create" else Fault.UNAVAILABLE
         topic = log.state.topic("t")
         with pytest.raises(CommitUnknown):
-            await log.append(topic, [(0, rows("a"))], size=1, is_json=False)
+            await log.records.append(topic, [(0, rows("a"))], size=1, is_json=False)
         with pytest.raises(Unavailable):
             _ = log.state
         store_of(log).plan = lambda call: None
-        await asyncio.sleep(2 * log.settings.poll_interval_s)
+        await asyncio.sleep(2 * log._settings.poll_interval_s)
         assert await read_values(log) == ["a"]
 
 
@@ -285,9 +287,9 @@ async def test_i3_half_applied_state_is_not_served(monkeypatch: pytest.MonkeyPat
 async def test_failed_observer_keeps_ack(monkeypatch: pytest.MonkeyPatch, owner: type) -> None:
     """Its entry is applied; the view is loaded again for the subscriber's sake."""
     async with closing(await with_topic(MemoryStore())) as log:
-        loads = log.wal.counters.void
+        loads = log._log.wal.counters.void
         fail_once(monkeypatch, owner, "on_applied", RuntimeError)
         assert await append(log, "a") is not None
         await log.refresh()
-        assert log.wal.counters.void > loads
+        assert log._log.wal.counters.void > loads
         assert await read_values(log) == ["a"]

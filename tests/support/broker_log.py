@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from tests.support.logs import WAL
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Headers, Rows
-from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.object_store import ObjectStore
@@ -45,7 +45,7 @@ class BrokerLog:
 
     def create(self, topic: str, partitions: int, **configs: str) -> None:
         named = {name.replace("_", "."): value for name, value in configs.items()}
-        self._runner.run(self.log.create_topic(topic, partitions, named))
+        self._runner.run(self.log.topics.create(topic, partitions, named))
 
     def append(
         self,
@@ -62,17 +62,17 @@ class BrokerLog:
         ]
         size = sum(len(value or b"") for values in parts.values() for value in values)
         self._runner.run(
-            self.log.append(self.log.state.topic(topic), rows, size=size, is_json=False)
+            self.log.records.append(self.log.state.topic(topic), rows, size=size, is_json=False)
         )
 
     def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
-        return self._runner.run(self.log.seal(topic, partitions))
+        return self._runner.run(self.log.records.seal(topic, partitions))
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        self._runner.run(self.log.add_partitions(topic, partitions))
+        self._runner.run(self.log.topics.add_partitions(topic, partitions))
 
     def delete_topic(self, topic: str) -> None:
-        self._runner.run(self.log.delete_topic(topic))
+        self._runner.run(self.log.topics.delete(topic))
 
     def records(self, topic: str) -> list[Record]:
         """All of a topic, by partition and offset, as fetches of the broker answer."""
@@ -80,7 +80,7 @@ class BrokerLog:
 
     def close(self) -> None:
         self._runner.run(self.log.close())
-        self._runner.run(self.log.store.close())
+        self._runner.run(self.log._log.store.close())
         self._runner.close()
 
     def _rows(
@@ -105,11 +105,11 @@ async def open_log(store: ObjectStore) -> Broker:
     return await Broker.open(store, UNSEALED, clock=SystemClock(), name="b1")
 
 
-async def records_of(log: Log, topic: str) -> list[Record]:
+async def records_of(log: Broker, topic: str) -> list[Record]:
     records: list[Record] = []
     for number in range(len(log.state.topic(topic).partitions)):
-        offset = (await log.offsets(topic, number)).log_start_offset
-        while (answer := await log.fetch(topic, number, offset, bytes_max=1 << 20)).pieces:
+        offset = (await log.records.offsets(topic, number)).log_start_offset
+        while (answer := await log.records.fetch(topic, number, offset, bytes_max=1 << 20)).pieces:
             for piece in answer.pieces:
                 records += records_in(piece.batch.to_pylist(), topic, number)
             offset = answer.next_offset

@@ -21,7 +21,7 @@ from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.store.memory import MemoryStore
 
 SETTINGS = LogSettings(
@@ -99,8 +99,8 @@ class Net:
 
     async def _handle(self, verb: str, broker: Broker, message: bytes) -> bytes:
         if verb == "hand_over":
-            return await broker.sequencer.on_forward(message)
-        broker.sequencer.on_announcements(message)
+            return await broker._sequencer.on_forward(message)
+        broker._sequencer.on_announcements(message)
         return b""
 
 
@@ -175,8 +175,8 @@ class Cluster:
 
     def sequencer(self) -> Broker:
         """The one that all of them take for it."""
-        (first,) = {log.membership.ranking[0].id for log in self.logs}
-        return next(log for log in self.logs if log.membership.me.id == first)
+        (first,) = {log._membership.ranking[0].id for log in self.logs}
+        return next(log for log in self.logs if log._membership.me.id == first)
 
     def others(self) -> list[Broker]:
         return [log for log in self.logs if log is not self.sequencer()]
@@ -184,11 +184,11 @@ class Cluster:
     async def kill(self, log: Broker) -> None:
         """SIGKILL: connections break, nothing of it has an effect any more."""
         self.logs.remove(log)
-        del self.net.brokers[log.membership.me.address]
-        drain = log.sequencer._drain
+        del self.net.brokers[log._membership.me.address]
+        drain = log._sequencer._drain
         if drain is not None:
             drain.cancel()
-        await log.sequencer.announcer.close()
+        await log._sequencer.announcer.close()
         await logs.kill(log)
         if drain is not None:
             await asyncio.gather(drain, return_exceptions=True)
@@ -198,14 +198,14 @@ class Cluster:
         log.drain()
         await log.close()
         self.logs.remove(log)
-        del self.net.brokers[log.membership.me.address]
+        del self.net.brokers[log._membership.me.address]
 
     def freeze(self, log: Broker) -> None:
         """SIGSTOP, as far as others can tell: neither its messages nor its requests move."""
-        self.net.frozen.add(log.membership.me.address)
+        self.net.frozen.add(log._membership.me.address)
         store = logs.store_of(log)
         store.freeze()
 
     def thaw(self, log: Broker) -> None:
-        self.net.frozen.discard(log.membership.me.address)
+        self.net.frozen.discard(log._membership.me.address)
         logs.store_of(log).thaw()

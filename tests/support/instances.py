@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tests.support import vloop
 from tests.support.logs import closing, opened
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import ReadBounds
@@ -13,7 +14,6 @@ from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.coordinator_choice import Coordinators
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.rest_groups import RestGroups
-from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.store.memory import MemoryStore
 
@@ -58,10 +58,12 @@ class RunningGroups(RestGroups):
     """REST groups alone, with the background task of their coordinator."""
 
     def __init__(
-        self, log: Log, coordinators: Coordinators, may_describe: TopicFilter = all_topics
+        self, log: Broker, coordinators: Coordinators, may_describe: TopicFilter = all_topics
     ) -> None:
-        self.commits = OffsetCommits(log)
-        super().__init__(log, Coordinator(log, coordinators), self.commits, may_describe)
+        engine, coordinator = log._log, Coordinator(log._log, coordinators)
+        engine.wal.subscribers.append(coordinator)
+        self.commits = OffsetCommits(engine)
+        super().__init__(engine, log.records, coordinator, self.commits, may_describe)
         self.task = asyncio.create_task(self.coordinator.run(self.do_duties))
 
     async def close(self) -> None:
@@ -72,7 +74,7 @@ class RunningGroups(RestGroups):
         await self.coordinator.close()
 
 
-async def started(log: Log, coordinators: Chosen | None = None) -> RunningGroups:
+async def started(log: Broker, coordinators: Chosen | None = None) -> RunningGroups:
     return RunningGroups(log, coordinators or SingleBroker(log.clock.new_id().hex()))
 
 
@@ -89,7 +91,7 @@ async def group_of(partitions: int = 1, *members: str):
     """A log with the topic "t", and its consumers: the members share the topic in the group "g"."""
     log = await opened(MemoryStore())
     async with closing(log):
-        await log.create_topic("t", partitions, {})
+        await log.topics.create("t", partitions, {})
         consumers = await started(log)
         await joined(consumers, *members)
         yield log, consumers
@@ -110,7 +112,7 @@ async def read(
         ]
 
 
-def members_of(log: Log) -> set[str]:
+def members_of(log: Broker) -> set[str]:
     group = log.state.members.get("g")
     return set() if group is None else set(group.members)
 

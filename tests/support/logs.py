@@ -20,8 +20,8 @@ from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Unavailable
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks, AppendedRange, SegmentFile
-from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.state.partition import TailChunk
 from tidelog.storage.store.memory import MemoryStore
@@ -86,9 +86,10 @@ async def opened(
     return await made(inner, settings, hot_dir=hot_dir).open("c0ffee")
 
 
-def store_of(log: Log | Unopened) -> FaultyStore:
-    assert isinstance(log.store, FaultyStore)
-    return log.store
+def store_of(log: Broker | Unopened) -> FaultyStore:
+    store = log.store if isinstance(log, Unopened) else log._log.store
+    assert isinstance(store, FaultyStore)
+    return store
 
 
 async def kill(log: Broker) -> None:
@@ -97,7 +98,7 @@ async def kill(log: Broker) -> None:
     await log.release()
 
 
-def spoil(log: Log, draw: random.Random) -> None:
+def spoil(log: Broker, draw: random.Random) -> None:
     """From now on its store fails now and then, and takes its time."""
     store_of(log).plan = Seeded(draw.randrange(2**32), 0.15)
     store_of(log).latency = lambda _: draw.choice([0.005, 0.05, 0.2])
@@ -113,7 +114,7 @@ async def with_topic(
 ) -> Broker:
     """A broker that made topic `t`."""
     log = await opened(inner, settings, hot_dir=hot_dir)
-    await log.create_topic("t", partitions, dict(configs))
+    await log.topics.create("t", partitions, dict(configs))
     return log
 
 
@@ -131,9 +132,9 @@ async def kill_while_sealing(log: Broker) -> None:
         raise Unavailable("killed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log.writer, "append", killed)
+        patch.setattr(log._log.writer, "append", killed)
         with pytest.raises(Unavailable, match="killed"):
-            await log.seal("t")
+            await log.records.seal("t")
 
 
 @contextlib.asynccontextmanager
@@ -147,7 +148,7 @@ async def closing(*logs: Broker) -> AsyncIterator[Broker]:
 
 
 async def append(
-    log: Log,
+    log: Broker,
     *values: str,
     partition: int = 0,
     timestamps: list[int] | None = None,
@@ -157,18 +158,18 @@ async def append(
     """One request to one partition."""
     part = rows(*values, timestamps=timestamps)
     size = sum(map(len, values))
-    return await log.append(
+    return await log.records.append(
         log.state.topic(topic), [(partition, part)], size=size, is_json=False, acks=acks
     )
 
 
 async def read_table(
-    log: Log, *, partition: int = 0, offset: int = 0, bytes_max: int = 1 << 20, topic: str = "t"
+    log: Broker, *, partition: int = 0, offset: int = 0, bytes_max: int = 1 << 20, topic: str = "t"
 ) -> pa.Table:
     """Everything from `offset` on, fetch by fetch, until an answer is empty."""
     pieces: list[pa.RecordBatch] = []
     while True:
-        fetched = await log.fetch(topic, partition, offset, bytes_max=bytes_max)
+        fetched = await log.records.fetch(topic, partition, offset, bytes_max=bytes_max)
         if not fetched.pieces:
             # Further on than asked only where a compaction took all that was left.
             assert fetched.next_offset == fetched.high_watermark
@@ -179,7 +180,7 @@ async def read_table(
     return pa.Table.from_batches(pieces) if pieces else pa.table({"offset": [], "value": []})
 
 
-async def read_values(log: Log, **where) -> list[str]:
+async def read_values(log: Broker, **where) -> list[str]:
     """The values of `read_table`; their offsets must be dense."""
     table = await read_table(log, **where)
     offsets = table.column("offset").to_pylist()
@@ -188,22 +189,22 @@ async def read_values(log: Log, **where) -> list[str]:
     return [str(value or b"", "utf-8") for value in table.column("value").to_pylist()]
 
 
-async def segments_of(log: Log, partition: int = 0) -> list[SegmentFile]:
-    table = await log.tables.of(log.state.topic("t"))
+async def segments_of(log: Broker, partition: int = 0) -> list[SegmentFile]:
+    table = await log._log.tables.of(log.state.topic("t"))
     await table.refresh()
     return list(await table.segments(partition))
 
 
-async def rewrite(log: Log, offsets: list[int]) -> None:
+async def rewrite(log: Broker, offsets: list[int]) -> None:
     """The one segment of `t`-0 without the other offsets, as a compaction commits it."""
     (file,) = await segments_of(log)
     prefix = log.state.topic("t").prefix
     batch = (await read_table(log)).take(offsets).combine_chunks().to_batches()
     written = segments.write(batch, codec="zstd", is_json=False)
     path = object_keys.segment(0, 0, 10, "abc")
-    await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
+    await log._log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
     commits = store_of(log).tables[prefix]
     new = file._replace(path=path, size=written.size, rows=len(offsets))
     commits[1] = commits[1]._replace(files=(new,))
     assert commits[1].transactions == {seal_app_id(0): 10}
-    log.tables.forget(log.state.topic("t").topic_id)  # the next read loads the manifest
+    log._log.tables.forget(log.state.topic("t").topic_id)  # the next read loads the manifest

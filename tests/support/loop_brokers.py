@@ -14,7 +14,7 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
@@ -87,7 +87,7 @@ async def served(log: Broker, partition: int = 0) -> Acked:
     records: Acked = {}
     offset = log.state.partition("t", partition).log_start_offset
     while True:
-        fetched = await log.fetch("t", partition, offset, bytes_max=1 << 20)
+        fetched = await log.records.fetch("t", partition, offset, bytes_max=1 << 20)
         if not fetched.pieces:
             return records
         for piece in fetched.pieces:

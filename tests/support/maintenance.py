@@ -11,7 +11,8 @@ from tests.support.records import TIME_MS
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
 
@@ -52,7 +53,7 @@ async def log_with(
     partitions: int = 1,
     settings: LogSettings = COLD,
     **configs: str,
-) -> Log:
+) -> Broker:
     """Topic `t`, each list of values one segment of every partition, an hour between segments.
 
     The hour is by the store's clock and the records' own. The clock ends where the last one was
@@ -60,7 +61,7 @@ async def log_with(
     """
     log = await opened(inner, settings)
     named = {name.replace("_", "."): value for name, value in configs.items()}
-    await log.create_topic("t", partitions, named)
+    await log.topics.create("t", partitions, named)
     for hour, values in enumerate(segments):
         inner.now_ms = TIME_MS + hour * 3_600_000
         if hour:
@@ -69,5 +70,5 @@ async def log_with(
         for number in range(partitions):
             stamps = [inner.now_ms + i for i in range(len(values))]
             await append(log, *values, partition=number, timestamps=stamps)
-        await log.seal("t")
+        await log.records.seal("t")
     return log

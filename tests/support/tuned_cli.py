@@ -9,7 +9,7 @@ import sys
 
 from tidelog.service.cli.main import main
 from tidelog.service.settings.settings import Settings
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 
 
 def tune(tuning: dict[str, dict[str, float]]) -> None:

@@ -26,7 +26,7 @@ from tests.support.records import creating
 from tests.support.seaweed import ACCESS_KEY, SECRET_KEY, Seaweed
 from tests.system.client import Client
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.wal.view import WalView
@@ -383,7 +383,7 @@ def with_key(folder: Path) -> None:
         store = FolderStore(folder)
         broker = await LogBroker.open(store, LogSettings(is_sealing=False), clock=SystemClock())
         await broker.access.create_key("User:alice")
-        await broker.secret()
+        await broker.cluster.secret()
         await broker.close()
         await store.close()
 

@@ -370,7 +370,7 @@ async def test_skip_counts_and_commits(broker: Broker, filled: str) -> None:
 
 
 async def test_keys_decode_by_their_own_function(broker: Broker) -> None:
-    await broker.log.create_topic("k", 1, {})
+    await broker.log.topics.create("k", 1, {})
     async with connection(broker) as client:
         async with AsyncProducer(client) as producer:
             await producer.send("k", b"v", key=b"7")
@@ -385,7 +385,7 @@ async def test_keys_decode_by_their_own_function(broker: Broker) -> None:
 async def test_dead_letters_are_in_their_topic_before_the_commit(
     broker: Broker, filled: str
 ) -> None:
-    await broker.log.create_topic("dead", 1, {})
+    await broker.log.topics.create("dead", 1, {})
     async with connection(broker) as client, AsyncProducer(client) as producer:
         dead_letters = DeadLetters(producer, "dead")
         options: dict[str, Any] = {"decode_value": odd, "on_error": dead_letters}
@@ -421,7 +421,7 @@ async def test_an_error_of_the_function_keeps_the_records(broker: Broker, filled
 
 
 async def test_records_and_positions_are_committed_together(broker: Broker, filled: str) -> None:
-    await broker.log.create_topic("out", 1, {})
+    await broker.log.topics.create("out", 1, {})
     faults = script(LOST, UNKNOWN, of="/transactions")
     async with connection(broker, faults) as client, AsyncProducer(client) as producer:
         async with AsyncConsumer(client, filled, "g", auto_commit=False) as consumer:

@@ -149,7 +149,7 @@ async def test_strangers_do_not_lock_out_peers(
 ) -> None:
     monkeypatch.setattr(listener, "CONNECTIONS_MAX", STRANGERS)
     server = ServerState()
-    token = broker.log.membership.me.token.encode()
+    token = broker.log._membership.me.token.encode()
     head = b"POST %b HTTP/1.1\r\nHost: x\r\n" % VITALS.encode()
     for _ in range(STRANGERS + 5):
         await connect("peers", server=server).send(head)

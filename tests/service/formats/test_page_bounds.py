@@ -16,8 +16,8 @@ from tidelog.service.formats.page_bounds import PAGE_BYTES, fitted
 from tidelog.storage.codec.chunk import weight
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition
 from tidelog.storage.groups.member_reads import Portion, Read
-from tidelog.storage.log import FetchResult
 from tidelog.storage.read.reader import ReadBatch
+from tidelog.storage.records import FetchResult
 
 FORMATS = [
     *(("json", "json"), ("binary", "binary"), ("text", "text"), ("avro", "avro")),

@@ -130,7 +130,7 @@ async def broker(
 async def kafka() -> AsyncIterator[Kafka]:
     """A listener with the topic `t` of three partitions."""
     async with broker() as made:
-        await made.log.create_topic("t", 3, {})
+        await made.log.topics.create("t", 3, {})
         yield made
 
 
@@ -140,7 +140,7 @@ async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kafka]:
     monkeypatch.setattr(handshake, "FAILED_DELAY_S", 0.01)
     monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
     async with broker(**SETTINGS) as made:
-        await made.log.create_topic("t", 1, {})
+        await made.log.topics.create("t", 1, {})
         yield made
 
 

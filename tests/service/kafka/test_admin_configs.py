@@ -28,7 +28,7 @@ LOGGER = 8
 
 @pytest.mark.parametrize("version", range(1, 5))
 async def test_configs_of_a_topic(kafka: Kafka, version: int) -> None:
-    await kafka.log.alter_topic("t", {"retention.ms": "1000", "flush.ms": "7"})
+    await kafka.log.topics.alter("t", {"retention.ms": "1000", "flush.ms": "7"})
     client = kafka.client()
     result = await describe(
         client,
@@ -70,7 +70,7 @@ async def test_some_configs_of_a_topic(kafka: Kafka) -> None:
 async def test_configs_of_many_topics(kafka: Kafka) -> None:
     names = [f"n{number}" for number in range(30)]
     for name in names:
-        await kafka.log.create_topic(name, 1, {})
+        await kafka.log.topics.create(name, 1, {})
     resources = [
         configs.DescribeConfigsResource(
             resource_type=OF_TOPIC, resource_name=name, configuration_keys=["segment.ms"]
@@ -125,7 +125,7 @@ async def test_unused_config_is_logged(kafka: Kafka, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("version", range(3))
 async def test_alter_configs_replaces_all(kafka: Kafka, version: int) -> None:
     client = kafka.client()
-    await kafka.log.alter_topic("t", {"retention.ms": "1000", "segment.ms": "500"})
+    await kafka.log.topics.alter("t", {"retention.ms": "1000", "segment.ms": "500"})
     values: dict[str, str | None] = {"segment.ms": "700"}
     assert await alter(client, values, version=version, validate_only=True) == (0, None)
     assert kafka.log.state.topic("t").configs["segment.ms"] == "500"
@@ -235,7 +235,7 @@ async def test_defaults_of_the_cluster(kafka: Kafka, version: int) -> None:
     shown = {entry.name: entry for entry in of_broker.configs}
     assert (shown["log.retention.ms"].value, shown["log.retention.ms"].config_source) == ("9000", 3)
     assert shown["log.roll.ms"].config_source == 5
-    await log.alter_topic("t", {"retention.ms": "7"})
+    await log.topics.alter("t", {"retention.ms": "7"})
     of_topic = await describe(client, OF_TOPIC, "t", include_synonyms=True)
     configs_of_t = {entry.name: entry for entry in of_topic.configs}
     retention, policy = configs_of_t["retention.ms"], configs_of_t["cleanup.policy"]

@@ -23,9 +23,9 @@ from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import topics
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.operations.change import CHANGES_AT_ONCE
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange
-from tidelog.storage.log import Log
 
 # -- CreateTopics
 
@@ -127,7 +127,7 @@ async def test_unknown_commit_is_a_timeout(kafka: Kafka, monkeypatch: pytest.Mon
     async def lost(*_: object, **__: object) -> None:
         raise CommitUnknown("who knows")
 
-    monkeypatch.setattr(kafka.log, "create_topic", lost)
+    monkeypatch.setattr(kafka.log.topics, "create", lost)
     lines: list[tuple[str, int]] = []
     kafka.counters.on_change = lambda scope, code: lines.append((scope["path"], code))
     (result,) = await create(kafka.client(), wanted_topic())
@@ -206,28 +206,28 @@ async def test_records_are_deleted(kafka: Kafka, version: int) -> None:
     await append(kafka.log, *[b"%d" % number for number in range(5)])
     client = kafka.client()
     assert await delete_records(client, "t", (0, 2), version=version) == [(0, 2)]
-    fetched_page = await kafka.log.fetch("t", 0, 2, bytes_max=1000)
+    fetched_page = await kafka.log.records.fetch("t", 0, 2, bytes_max=1000)
     assert (fetched_page.next_offset, fetched_page.log_start_offset) == (5, 2)
     with pytest.raises(OffsetOutOfRange):
-        await kafka.log.fetch("t", 0, 1, bytes_max=1000)
+        await kafka.log.records.fetch("t", 0, 1, bytes_max=1000)
     assert await delete_records(client, "t", (0, 1), (1, 0)) == [(0, 2), (0, 0)]
     assert await delete_records(client, "t", (0, -1), (1, -1)) == [(0, 5), (0, 0)]
     await append(kafka.log, b"next")
-    fetched_page = await kafka.log.fetch("t", 0, 5, bytes_max=1000)
+    fetched_page = await kafka.log.records.fetch("t", 0, 5, bytes_max=1000)
     assert (fetched_page.next_offset, fetched_page.log_start_offset) == (6, 5)
 
 
 async def test_deleted_records_stay_deleted_after_a_seal(kafka: Kafka) -> None:
     await append(kafka.log, *[b"%d" % number for number in range(5)])
     await delete_records(kafka.client(), "t", (0, 3))
-    assert await kafka.log.seal("t") > 0
-    partition = await kafka.log.offsets("t", 0)
+    assert await kafka.log.records.seal("t") > 0
+    partition = await kafka.log.records.offsets("t", 0)
     assert (partition.log_start_offset, partition.sealed_end) == (3, 5)
-    fetched_page = await kafka.log.fetch("t", 0, 3, bytes_max=1000)
+    fetched_page = await kafka.log.records.fetch("t", 0, 3, bytes_max=1000)
     assert (fetched_page.next_offset, fetched_page.log_start_offset) == (5, 3)
     assert await delete_records(kafka.client(), "t", (0, 4)) == [(0, 4)]
     with pytest.raises(OffsetOutOfRange):
-        await kafka.log.fetch("t", 0, 3, bytes_max=1000)
+        await kafka.log.records.fetch("t", 0, 3, bytes_max=1000)
 
 
 async def test_records_that_are_not_there(kafka: Kafka) -> None:
@@ -335,12 +335,12 @@ async def test_a_broker_that_stops_changes_nothing(kafka: Kafka) -> None:
 
 
 async def test_a_log_start_moves_only_forward(kafka: Kafka) -> None:
-    log: Log = kafka.log
+    log: Broker = kafka.log
     await append(log, b"1", b"2", b"3")
-    assert await log.delete_records("t", 0, 2) == 2
-    assert await log.delete_records("t", 0, 0) == 2
+    assert await log.topics.delete_records("t", 0, 2) == 2
+    assert await log.topics.delete_records("t", 0, 0) == 2
     entries = log.state.seq
-    assert await log.delete_records("t", 0, 2) == 2
+    assert await log.topics.delete_records("t", 0, 2) == 2
     assert log.state.seq == entries  # no commit
     with pytest.raises(OffsetOutOfRange):
-        await log.delete_records("t", 0, 4)
+        await log.topics.delete_records("t", 0, 4)

@@ -186,7 +186,7 @@ ROWS: dict[str, Row] = {
 
 @pytest.fixture
 async def secured(secured: Kafka) -> Kafka:
-    await secured.log.create_topic("other", 1, {})
+    await secured.log.topics.create("other", 1, {})
     return secured
 
 

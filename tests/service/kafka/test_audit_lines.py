@@ -109,7 +109,7 @@ async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Kafka,
 
 
 async def _audited(kafka: Kafka) -> Lines:
-    await kafka.log.create_topic("t", 2, {})
+    await kafka.log.topics.create("t", 2, {})
     lines: Lines = []
     log = audit.Audit(kafka.log, kafka.counters, lines.append)
     kafka.counters.on_refusal, kafka.counters.on_change = log.refused, log.changed

@@ -66,7 +66,7 @@ async def test_a_connection_tells_its_client(kafka: Kafka) -> None:
 
 async def test_a_connection_has_its_principal_and_no_secret() -> None:
     async with broker(**SETTINGS) as kafka:
-        await kafka.log.create_topic("t", 1, {})
+        await kafka.log.topics.create("t", 1, {})
         await allow(kafka.log, "User:alice", "WRITE")
         client = await _client_of(kafka, "alice")
         await _produce(client, _request((0, batch(b"x"))))
@@ -125,7 +125,7 @@ async def test_a_clients_text_is_printable_and_bounded(hostile: str) -> None:
 async def test_brokers_that_do_not_answer_are_named() -> None:
     async with broker() as kafka:
         peers = [Member(f"{name}id", name, "", "", 0) for name in ("zoe", "bob", "old", "new")]
-        kafka.log.membership.others = peers
+        kafka.log._membership.others = peers
         row = ClientRow("far", "", "", "", "192.0.2.9", True, 5, 7)
         bob = BrokerClients("bobid", "bob", 3, 7, False, [row])
         old = msgspec.msgpack.encode({"id": "oldid"})

@@ -171,7 +171,7 @@ async def failing() -> AsyncIterator[tuple[Kafka, Client]]:
         return Fault.UNAVAILABLE if is_on and is_read else None
 
     async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
-        await kafka.log.create_topic("t", 1, {})
+        await kafka.log.topics.create("t", 1, {})
         client = kafka.client()
         is_on = True
         yield kafka, client

@@ -188,7 +188,7 @@ async def test_errors_are_by_partition_and_come_at_once(kafka: Kafka, filled: Cl
 async def test_a_topic_that_is_deleted_ends_the_wait(kafka: Kafka, filled: Client) -> None:
     waiting = asyncio.create_task(_fetch(filled, _wanted((2, 0), wait_ms=20_000)))
     await asyncio.sleep(0.01)
-    await kafka.log.delete_topic("t")
+    await kafka.log.topics.delete("t")
     (part,) = await waiting
     assert part.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -230,8 +230,10 @@ async def test_records_of_kafka_clients_count_in_the_rates_of_the_broker(kafka: 
     client, http = kafka.client(), kafka.counters
     rates = RateSampler(kafka.log, http, "1", ack_labels=())
     topic = kafka.log.state.topic("t")
-    await kafka.log.append(topic, [(0, Rows([NOW_MS], [None], [b"row"]))], size=3, is_json=False)
-    await kafka.log.seal("t")
+    await kafka.log.records.append(
+        topic, [(0, Rows([NOW_MS], [None], [b"row"]))], size=3, is_json=False
+    )
+    await kafka.log.records.seal("t")
     await _produce(client, _request((0, batch(*[b"v"] * 10)), (1, batch(b"w"))))
     (first, second) = await _fetch(client, _wanted((0, 0), (1, 0)))
     assert len(_records(first)) + len(_records(second)) == 12
@@ -263,7 +265,7 @@ async def two_brokers(store: ObjectStore) -> AsyncIterator[tuple[Kafka, Kafka]]:
         broker(settings, object_store=store) as writing,
         broker(settings, object_store=store) as reading,
     ):
-        await writing.log.create_topic("t", 1, {})
+        await writing.log.topics.create("t", 1, {})
         yield writing, reading
 
 
@@ -347,9 +349,9 @@ async def test_newest_timestamp_of_kept_records_is_exact(kafka: Kafka, seed: int
             client, _request((0, batch(*values, timestamp=NOW_MS + first, step_ms=step)))
         )
         if draw.random() < 0.3:
-            await kafka.log.seal("t")
+            await kafka.log.records.seal("t")
     for start in range(len(model) + 1):
-        await kafka.log.delete_records("t", 0, start)
+        await kafka.log.topics.delete_records("t", 0, start)
         stamps = {offset: stamp for offset, stamp in model.items() if offset >= start}
         newest = max(stamps.values(), default=-1)
         first_offset = min(

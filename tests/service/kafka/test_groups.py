@@ -165,7 +165,7 @@ async def test_the_last_offset_of_a_repeated_partition_counts(
     topics = [offsets.OffsetCommitRequestTopic(name="t", partitions=made)]
     asked = offsets.OffsetCommitRequest(group_id="g", member_id="", topics=topics)
     entries = []
-    commit_offsets = kafka.log.kafka_groups.commit_offsets
+    commit_offsets = kafka.log.groups.kafka.commit_offsets
 
     async def counted(
         group: str, who: Any, generation: int, offsets: Any, gone_partitions: Any
@@ -173,13 +173,13 @@ async def test_the_last_offset_of_a_repeated_partition_counts(
         entries.append(len(offsets) + len(gone_partitions))
         return await commit_offsets(group, who, generation, offsets, gone_partitions)
 
-    kafka.log.kafka_groups.commit_offsets = counted
+    kafka.log.groups.kafka.commit_offsets = counted
     answer = await kafka.client().ask(asked, offsets.OffsetCommitResponse, 8)
     assert [partition.error_code for partition in answer.topics[0].partitions] == [0] * len(
         repeated
     )
     assert entries == [1], "an entry has a partition once"
-    offset = kafka.log.committed_offsets("g").get(TopicPartition("t", 0))
+    offset = kafka.log.groups.committed_offsets("g").get(TopicPartition("t", 0))
     assert (None if offset is None else offset.offset) == last
 
 
@@ -193,7 +193,7 @@ async def test_offset_fetch_has_what_was_committed_at_another_broker() -> None:
         broker(settings, object_store=store) as writing,
         broker(settings, object_store=store) as reading,
     ):
-        await writing.log.create_topic("t", 1, {})
+        await writing.log.topics.create("t", 1, {})
         for offset in range(1, 4):
             assert (await committed(writing.client(), offset))[0] == Code.NONE
             answer = await reading.client().ask(asked, offsets.OffsetFetchResponse, 9)
@@ -210,13 +210,13 @@ async def test_offset_commit_in_each_version(kafka: Kafka, version: int) -> None
         return
     unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
     assert await committed(client, 5, version=version) == [Code.NONE, unknown]
-    assert kafka.log.committed_offsets("g")[TopicPartition("t", 0)].offset == 5
+    assert kafka.log.groups.committed_offsets("g")[TopicPartition("t", 0)].offset == 5
     me, generation = await member(client)
     assert await committed(client, 6, version=version) == [Code.UNKNOWN_MEMBER_ID, unknown]
     assert await committed(client, 6, me, 0, version) == [Code.ILLEGAL_GENERATION, unknown]
     assert await committed(client, 7, me, generation, version) == [Code.NONE, unknown]
     assert await committed(client, -3, me, generation, version) == [Code.INVALID_REQUEST, unknown]
-    assert kafka.log.committed_offsets("g")[TopicPartition("t", 0)].offset == 7
+    assert kafka.log.groups.committed_offsets("g")[TopicPartition("t", 0)].offset == 7
 
 
 @pytest.mark.parametrize("version", range(1, 11))
@@ -302,8 +302,8 @@ async def test_describe_groups_in_each_version(kafka: Kafka, version: int) -> No
 
 
 async def test_groups_of_rest_are_described_as_consumers(kafka: Kafka) -> None:
-    await kafka.log.rest_groups.join("rest", "r", MemberConfig(client_id="curl"))
-    await kafka.log.rest_groups.subscribe("rest", "r", ["t"])
+    await kafka.log.groups.rest.join("rest", "r", MemberConfig(client_id="curl"))
+    await kafka.log.groups.rest.subscribe("rest", "r", ["t"])
     client = kafka.client()
     group = await described(client, "rest")
     assert (group.group_state, group.protocol_data) == ("Stable", "sticky")
@@ -316,7 +316,7 @@ async def test_groups_of_rest_are_described_as_consumers(kafka: Kafka) -> None:
 async def test_list_groups_in_each_version(kafka: Kafka, version: int) -> None:
     client = kafka.client()
     await member(client)
-    await kafka.log.rest_groups.join("rest", "r", MemberConfig())
+    await kafka.log.groups.rest.join("rest", "r", MemberConfig())
     answer = await client.ask(messages.ListGroupsRequest(), messages.ListGroupsResponse, version)
     assert [(group.group_id, group.protocol_type) for group in answer.groups] == [
         ("g", "consumer"),
@@ -369,7 +369,7 @@ async def test_delete_groups_and_offsets(kafka: Kafka) -> None:
     )
     await client.ask(leave, messages.LeaveGroupResponse, 5)
     assert await forgotten("g") == (Code.NONE, [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION])
-    assert kafka.log.committed_offsets("g") == {}
+    assert kafka.log.groups.committed_offsets("g") == {}
     assert (await committed(client, 6))[0] == Code.NONE
     assert await deleted("g") == [Code.NONE]
     assert kafka.log.state.members.get("g") is None
@@ -395,7 +395,7 @@ async def test_a_group_id_that_is_not_valid(kafka: Kafka) -> None:
 
 async def test_who_waits_is_answered_when_the_broker_stops() -> None:
     async with broker() as made:
-        await made.log.create_topic("t", 3, {})
+        await made.log.topics.create("t", 3, {})
         first, second = made.client(), made.client()
         me, generation = await member(first)
         waiting = asyncio.create_task(join(second))
@@ -414,7 +414,7 @@ async def test_members_that_wait_for_others_hold_no_memory_of_requests() -> None
     members, size = 5, 70_000
     settings = QUIET._replace(group_delay_s=60.0)
     async with broker(settings, buffer_bytes_max=8 << 20, request_bytes_max=1 << 20) as made:
-        memory, groups = made.server.listener.server.memory, made.log.kafka_groups
+        memory, groups = made.server.listener.server.memory, made.log.groups.kafka
         asked = messages.JoinGroupRequest(
             group_id="g",
             session_timeout_ms=10_000,

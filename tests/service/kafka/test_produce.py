@@ -76,7 +76,7 @@ async def test_each_version_appends(kafka: Kafka, version: int) -> None:
         assert (part.index, part.error_code, part.base_offset) == (1, 0, base_offset)
         assert part.log_append_time_ms == -1
     assert kafka.log.state.partition("t", 1).high_watermark == 4
-    fetched = await kafka.log.fetch("t", 1, 0, bytes_max=1 << 20)
+    fetched = await kafka.log.records.fetch("t", 1, 0, bytes_max=1 << 20)
     values = [
         value for piece in fetched.pieces for value in piece.batch.column("value").to_pylist()
     ]
@@ -163,7 +163,7 @@ async def test_refused_acks_0_disconnects(kafka: Kafka, monkeypatch: pytest.Monk
 
 
 async def test_records_without_a_key_in_a_compacted_topic(kafka: Kafka) -> None:
-    await kafka.log.create_topic("c", 1, {"cleanup.policy": "compact"})
+    await kafka.log.topics.create("c", 1, {"cleanup.policy": "compact"})
     request = _request((0, batch(b"a", b"b", key=None)), topic="c")
     (part,) = await _produce(kafka.client(), request)
     assert part.error_code == Code.INVALID_RECORD
@@ -171,7 +171,7 @@ async def test_records_without_a_key_in_a_compacted_topic(kafka: Kafka) -> None:
 
 
 async def test_log_append_time_is_in_the_answer(kafka: Kafka) -> None:
-    await kafka.log.create_topic("l", 1, {"message.timestamp.type": "LogAppendTime"})
+    await kafka.log.topics.create("l", 1, {"message.timestamp.type": "LogAppendTime"})
     request = _request((0, batch(b"a", timestamp=1)), topic="l")
     (part,) = await _produce(kafka.client(), request)
     assert part.error_code == Code.NONE
@@ -209,7 +209,7 @@ async def test_batches_behind_a_refused_one_get_its_error(seed: int) -> None:
     store = FaultyStore(MemoryStore())
     store.latency = lambda _: draw.choice([0.0, 0.01, 0.03])
     async with broker(LogSettings(is_sealing=False), object_store=store) as kafka:
-        await kafka.log.create_topic("t", 1, {})
+        await kafka.log.topics.create("t", 1, {})
         client = kafka.client()
         producer_id = (await init_producer(client)).producer_id
         faults = [Fault.REFUSED, Fault.STORED, None, None]
@@ -326,7 +326,7 @@ async def test_a_full_write_buffer_holds_requests_back() -> None:
     writer = WriterSettings(buffer_bytes_max=64 * 1024, flush_bytes=64 * 1024)
     settings = LogSettings(poll_interval_s=60.0, is_sealing=False, writer=writer)
     async with broker(settings) as kafka:
-        await kafka.log.create_topic("t", 1, {})
+        await kafka.log.topics.create("t", 1, {})
         client = kafka.client()
         body = batch(b"x" * 50_000)
         asked = [_produce(client, _request((0, body))) for _ in range(6)]
@@ -359,7 +359,7 @@ async def _held() -> AsyncIterator[tuple[Kafka, Gate]]:
     settings = LogSettings(poll_interval_s=60.0, is_sealing=False, writer=writer)
     store = FaultyStore(MemoryStore())
     async with broker(settings, object_store=store) as kafka:
-        await kafka.log.create_topic("t", 1, {})
+        await kafka.log.topics.create("t", 1, {})
         gate = store.hold("create", object_keys.wal(kafka.log.state.seq + 1))
         try:
             yield kafka, gate
@@ -395,7 +395,7 @@ async def test_batches_above_share_of_chunks_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 2 * rules.PARTS)
     async with broker() as kafka:
         for topic in ("t", "u"):
-            await kafka.log.create_topic(topic, 3, {})
+            await kafka.log.topics.create(topic, 3, {})
         client = kafka.client()
         (made,) = await _produce(client, _request((0, batch(b"x"))))
         assert made.error_code == Code.NONE
@@ -406,7 +406,7 @@ async def test_batches_above_share_of_chunks_are_refused(monkeypatch: pytest.Mon
         assert str(parts[0].error_message).startswith("the topic 't' has 2 of its 2 chunks")
         (other,) = await _produce(client, _request((0, batch(b"x")), topic="u"))
         assert other.error_code == Code.NONE
-        assert await kafka.log.seal("t") == 2
+        assert await kafka.log.records.seal("t") == 2
         (again,) = await _produce(client, _request(wide[0]))
         assert (again.error_code, again.base_offset) == (Code.NONE, 1)
 
@@ -448,7 +448,7 @@ async def test_thread_checks_small_slow_batch(kafka: Kafka, checks: list[bool]) 
 
 async def test_refused_parts_are_not_checked(kafka: Kafka, checks: list[bool]) -> None:
     """Neither unpacked nor read: their topic, their partition or their size is refused."""
-    await kafka.log.create_topic("small", 1, {"max.message.bytes": "50"})
+    await kafka.log.topics.create("small", 1, {"max.message.bytes": "50"})
     client = kafka.client()
     codes = [
         (await _produce(client, _request((number, heavy()), topic=topic)))[0].error_code
@@ -468,7 +468,7 @@ async def test_request_of_many_parts_is_checked(kafka: Kafka, checks: list[bool]
 
 async def test_keyless_records_are_bounded(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appends, "RECORD_ERRORS_MAX", 3)
-    await kafka.log.create_topic("c", 1, {"cleanup.policy": "compact"})
+    await kafka.log.topics.create("c", 1, {"cleanup.policy": "compact"})
     keyless = batch(SMALL, SMALL, key=None)
     responses = await _produce(kafka.client(), _request(*[(0, keyless)] * 3, topic="c"))
     assert [part.error_code for part in responses] == [Code.INVALID_RECORD] * 3

@@ -103,7 +103,7 @@ async def test_a_topic_is_created_only_if_the_setting_allows_it() -> None:
 
 async def test_metadata_of_many_partitions_holds_no_loop(kafka: Kafka) -> None:
     for number in range(4):
-        await kafka.log.create_topic(f"many-{number}", 2_000, {})
+        await kafka.log.topics.create(f"many-{number}", 2_000, {})
     response = await kafka.client().ask(MetadataRequest(topics=None), MetadataResponse, 12)
     assert sum(len(topic.partitions) for topic in response.topics) == 8_003
 
@@ -125,9 +125,9 @@ def test_of_two_brokers_with_one_node_id_the_first_is_named() -> None:
 
 
 async def test_leaders_spread_over_brokers_and_stay_in_the_zone(kafka: Kafka) -> None:
-    topic = await kafka.log.create_topic("spread", 300, {})
+    topic = await kafka.log.topics.create("spread", 300, {})
     assert topic is not None
-    membership = kafka.log.membership
+    membership = kafka.log._membership
     membership.others = [_peer(2, 2, "a"), _peer(3, 3, "a"), _peer(4, 4, "b")]
     routing: Routing = kafka.server.routing
     counts = Counter(routing.leaders(topic, ""))
@@ -143,13 +143,13 @@ async def test_leaders_spread_over_brokers_and_stay_in_the_zone(kafka: Kafka) ->
 
 
 async def test_a_stopping_broker_names_the_others(kafka: Kafka) -> None:
-    kafka.log.membership.others = [_peer(2, 2)]
+    kafka.log._membership.others = [_peer(2, 2)]
     routing: Routing = kafka.server.routing
     assert [node.node_id for node in routing.nodes()] == [2, 7]
     kafka.server.begin_drain()
     kafka.server.listener.server.context.is_draining = True
     assert [node.node_id for node in routing.nodes()] == [2]
-    kafka.log.membership.others = []
+    kafka.log._membership.others = []
     assert [node.node_id for node in routing.nodes()] == [7]
 
 
@@ -163,7 +163,7 @@ async def test_describe_cluster(kafka: Kafka, version: int) -> None:
 
 
 async def test_pages_of_partitions(kafka: Kafka) -> None:
-    await kafka.log.create_topic("a", 2, {})
+    await kafka.log.topics.create("a", 2, {})
     client, cursor, rows = kafka.client(), None, list[tuple[str | None, int]]()
     for _ in range(10):
         request = DescribeTopicPartitionsRequest(

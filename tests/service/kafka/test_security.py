@@ -109,7 +109,7 @@ async def test_another_mechanism_and_a_missing_handshake(secured: Kafka) -> None
 
 
 async def test_acls_by_topic(secured: Kafka) -> None:
-    await secured.log.create_topic("secret", 1, {})
+    await secured.log.topics.create("secret", 1, {})
     await allow(secured.log, "User:alice", "WRITE", name="t")
     client = await _client_of(secured, "alice")
     (part,) = await _produce(client, _request((0, batch(b"x"))))

@@ -34,7 +34,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 async def test_metadata_of_all_topics(kafka: Kafka, turns: list[None]) -> None:
     for number in range(TOPICS):
-        await kafka.log.create_topic(f"t{number}", 1, {})
+        await kafka.log.topics.create(f"t{number}", 1, {})
     client = kafka.client()
     turns.clear()
     request = metadata.MetadataRequest(topics=None)
@@ -51,7 +51,7 @@ async def test_metadata_of_all_topics(kafka: Kafka, turns: list[None]) -> None:
 async def test_topics_that_a_principal_may_not_describe(turns: list[None]) -> None:
     async with broker(**SETTINGS) as secured:
         for number in range(TOPICS):
-            await secured.log.create_topic(f"t{number}", 1, {})
+            await secured.log.topics.create(f"t{number}", 1, {})
         client = await _client_of(secured, "stranger")
         turns.clear()
         request = metadata.DescribeTopicPartitionsRequest(
@@ -96,7 +96,7 @@ async def _commit(client: Client, group_id: str, partitions: int) -> None:
 async def test_all_offsets_of_a_group(
     kafka: Kafka, turns: list[None], encoded_in_threads: list[None], version: int
 ) -> None:
-    await kafka.log.create_topic("wide", PARTITIONS, {})
+    await kafka.log.topics.create("wide", PARTITIONS, {})
     client = kafka.client()
     await _commit(client, "g", PARTITIONS)
     request = group_offsets.OffsetFetchRequest(group_id="g", topics=None)
@@ -112,7 +112,7 @@ async def test_all_offsets_of_a_group(
 
 
 async def test_groups_are_listed_in_slices(kafka: Kafka, encoded_in_threads: list[None]) -> None:
-    await kafka.log.create_topic("wide", 1, {})
+    await kafka.log.topics.create("wide", 1, {})
     client = kafka.client()
     names = [f"g{number:02}" for number in range(PARTITIONS)]
     for name in names:

@@ -27,10 +27,10 @@ async def pair() -> AsyncIterator[tuple[Broker, Broker]]:
 
 async def test_topic_that_was_created_again_is_deleted(pair: tuple[Broker, Broker]) -> None:
     first, second = pair
-    await first.log.create_topic("t", 1, {})
+    await first.log.topics.create("t", 1, {})
     await second.log.refresh()
-    await first.log.delete_topic("t")
-    await first.log.create_topic("t", 1, {})
+    await first.log.topics.delete("t")
+    await first.log.topics.create("t", 1, {})
     cluster = first.log.identity.cluster_id
     answer = await second.http.delete(f"/v3/clusters/{cluster}/topics/t", headers=ADMIN)
     assert answer.status_code == 204

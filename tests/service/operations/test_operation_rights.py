@@ -331,11 +331,11 @@ RIGHTS = {name: right for name, right in vars(declared_rights).items() if isinst
 async def broker_with_topic(store: MemoryStore) -> Broker:
     """Return a broker with two records in `t`-0, and a group, an ACL, a key and quotas."""
     broker = await opened(store, MANUAL)
-    await broker.create_topic("t", 2, {})
+    await broker.topics.create("t", 2, {})
     await append(broker, "a", "b")
     offset = GroupOffset(broker.state.topic("t").topic_id, 0, 0)
     commit = CommitOffsets("g", NO_GENERATION, [offset])
-    await broker.transact([], [commit], size=0, is_json=False)
+    await broker.records.transact([], [commit], size=0, is_json=False)
     await broker.access.create_key("User:carol", key_id=KEY_ID)
     acl = Acl(TOPIC, "t", "LITERAL", "User:carol", "*", READ, "ALLOW")
     await broker.access.change(CreateAcls([acl]), SetQuotas("User:carol", {"request_rate": 5}))
@@ -354,7 +354,7 @@ def fingerprint(broker: Broker) -> object:
     }
     access = broker.state.access
     lists = [*access.acls], [*access.keys], dict(access.quotas)
-    return topics, dict(broker.state.defaults.values), lists, broker.committed_offsets("g")
+    return topics, dict(broker.state.defaults.values), lists, broker.groups.committed_offsets("g")
 
 
 async def outcome(name: str, broker: Broker, change: Change) -> object:

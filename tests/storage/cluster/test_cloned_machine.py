@@ -24,7 +24,6 @@ from tests.support.loop_brokers import (
 from tests.support.records import fold, tail_values
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import CommitUnknown, Fenced, LogError
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
@@ -36,22 +35,22 @@ def made(kind: str, name: int) -> SystemClock | ManualClock:
     return SystemClock() if kind == "system" else loop_clock(name)
 
 
-def clone(log: Log, of: Log) -> None:
+def clone(log: Broker, of: Broker) -> None:
     """Give a broker the memory of another: its name in the WAL and its own PUTs.
 
     Also the state of its source of ids, if that has one.
     """
-    log.wal.writer = of.wal.writer
-    log.wal.copy_fence.writer = of.wal.writer
-    log.wal.copy_fence._puts = copy.copy(of.wal.copy_fence._puts)
+    log._log.wal.writer = of._log.wal.writer
+    log._log.wal.copy_fence.writer = of._log.wal.writer
+    log._log.wal.copy_fence._puts = copy.copy(of._log.wal.copy_fence._puts)
     for name in ("name", "_ids"):
         if hasattr(of.clock, name):
             setattr(log.clock, name, copy.copy(getattr(of.clock, name)))
 
 
-async def two_clones(store: MemoryStore, kind: str) -> tuple[Log, Log]:
+async def two_clones(store: MemoryStore, kind: str) -> tuple[Broker, Broker]:
     original = await broker(store, made(kind, 1))
-    await original.create_topic("t", 1, {})
+    await original.topics.create("t", 1, {})
     await produce(original, "first", {})
     twin = await broker(store, made(kind, 2))
     clone(twin, original)
@@ -81,14 +80,14 @@ async def test_a_clone_never_breaks_the_chain(kind: str) -> None:
         await produce(twin, "Y", {})
         await produce(twin, "Z", {})
         assert (await held(store, SystemClock()))[1] == "X"
-        await original.wal.refresh()
+        await original._log.wal.refresh()
         assert (await served(original))[1] == "X"
 
 
 def twin_of(twin: Broker, of: Broker) -> None:
     """Give a broker the id of another, under which it forwards drafts, and its next number."""
-    twin.membership.me = msgspec.structs.replace(twin.membership.me, id=of.membership.me.id)
-    twin.sequencer._number = of.sequencer._number
+    twin._membership.me = msgspec.structs.replace(twin._membership.me, id=of._membership.me.id)
+    twin._sequencer._number = of._sequencer._number
 
 
 async def test_a_clone_that_hands_over_never_acknowledges_a_lost_record(cluster: Cluster) -> None:
@@ -113,7 +112,7 @@ async def test_one_of_two_clones_stops_and_the_other_goes_on(kind: str) -> None:
         running = asyncio.ensure_future(twin.run_until_failed())
         acked: Acked = {}
         await produce(original, "X", acked)
-        await twin.wal.refresh()
+        await twin._log.wal.refresh()
         with pytest.raises(Fenced, match="a copy of the process runs"):
             await running
         with pytest.raises(LogError, match="a copy of the process runs"):
@@ -128,7 +127,7 @@ async def test_idle_clone_is_fenced_by_drafts_of_the_other(cluster: Cluster) -> 
     twin_of(twin, original)
     running = asyncio.ensure_future(twin.run_until_failed())
     await produce(original, "X", {})
-    await twin.wal.refresh()
+    await twin._log.wal.refresh()
     with pytest.raises(Fenced):
         await running
 
@@ -137,7 +136,7 @@ async def test_own_entries_that_come_back_fence_nobody() -> None:
     """A view that expired loads own entries again, and those of the process before by this name."""
     store = MemoryStore()
     original = await broker(store, loop_clock(1))
-    await original.create_topic("t", 1, {})
+    await original.topics.create("t", 1, {})
     await produce(original, "first", {})
     again = await broker(store, loop_clock(2))
     async with ending(original, again):
@@ -161,21 +160,21 @@ async def test_i1_a_fenced_broker_forwards_no_draft(cluster: Cluster) -> None:
     _, broker_a, broker_b = await three(cluster)
     await append(broker_a, "before")
     end = broker_a.state.partition("t", 0).high_watermark
-    broker_a.wal.copy_fence.fence(broker_a.state.seq)
+    broker_a._log.wal.copy_fence.fence(broker_a.state.seq)
     with pytest.raises(CommitUnknown, match="a copy of the process runs"):
         await append(broker_a, "X")
-    assert (await broker_b.offsets("t", 0)).high_watermark == end
+    assert (await broker_b.records.offsets("t", 0)).high_watermark == end
 
 
 async def test_a_view_that_passed_over_drafts_of_a_copy_is_fenced(cluster: Cluster) -> None:
     _, broker_a, _ = await three(cluster)
     for value in ("before", "after"):
         await append(broker_a, value)
-    broker_a.sequencer._number -= 1  # a snapshot of before the second draft
-    broker_a.wal._freshness.expire()
-    await broker_a.wal.ensure_view()
+    broker_a._sequencer._number -= 1  # a snapshot of before the second draft
+    broker_a._log.wal._freshness.expire()
+    await broker_a._log.wal.ensure_view()
     with pytest.raises(Fenced):
-        broker_a.wal.copy_fence.check_fence()
+        broker_a._log.wal.copy_fence.check_fence()
 
 
 async def test_own_refused_draft_is_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,11 +194,11 @@ async def test_own_refused_draft_is_kept(cluster: Cluster, monkeypatch: pytest.M
     _, broker_a, broker_b = await three(cluster)
     await append(broker_a, "before")
     for other in cluster.logs:
-        other.sequencer._is_closing = other is not broker_a
+        other._sequencer._is_closing = other is not broker_a
     monkeypatch.setattr(ClusterState, "_append", fails_once)
     with pytest.raises(CommitUnknown):
         await append(broker_a, "X")
     assert not errors
-    broker_a.wal.copy_fence.check_fence()
+    broker_a._log.wal.copy_fence.check_fence()
     await append(broker_a, "after")
     assert await read_values(broker_b) == ["before", "X", "after"]

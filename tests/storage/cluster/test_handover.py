@@ -34,24 +34,24 @@ async def three(cluster: Cluster) -> list[Broker]:
     """Three brokers that know each other by notices alone, the sequencer first."""
     made = [await cluster.start() for _ in range(3)]
     await asyncio.sleep(SOON_S)
-    by_id = {log.membership.me.id: log for log in made}
-    return [by_id[member.id] for member in made[0].membership.ranking]
+    by_id = {log._membership.me.id: log for log in made}
+    return [by_id[member.id] for member in made[0]._membership.ranking]
 
 
 async def test_a_broker_that_joins_is_seen_before_the_next_heartbeat(cluster: Cluster) -> None:
     made = await three(cluster)
-    assert {len(log.members().peers) for log in made} == {2}
+    assert {len(log.cluster.members().peers) for log in made} == {2}
     assert asyncio.get_running_loop().time() < 1.0
 
 
 async def test_next_in_rank_commits_while_sequencer_drains(cluster: Cluster) -> None:
     first, second, third = await three(cluster)
-    await first.create_topic("t", 1, {})
+    await first.topics.create("t", 1, {})
     await third.refresh()
     await first.hand_over()
-    heir = second.membership.me.id
-    assert [log.members().sequencer.id for log in (first, second, third)] == [heir] * 3
-    assert {len(log.members().peers) for log in (second, third)} == {1}
+    heir = second._membership.me.id
+    assert [log.cluster.members().sequencer.id for log in (first, second, third)] == [heir] * 3
+    assert {len(log.cluster.members().peers) for log in (second, third)} == {1}
     before = second.stats().sequencer.taken
     for log in (first, second, third):
         await append(log, "a")
@@ -61,62 +61,62 @@ async def test_next_in_rank_commits_while_sequencer_drains(cluster: Cluster) -> 
 
 async def test_peer_without_notice_commits_through_draining_broker(cluster: Cluster) -> None:
     first, second, third = await three(cluster)
-    await first.create_topic("t", 1, {})
+    await first.topics.create("t", 1, {})
     await third.refresh()
-    address = third.membership.me.address
+    address = third._membership.me.address
     cluster.net.plan = lambda _, to: Broken.LOST if to == address else None
     await first.hand_over()
     cluster.net.plan = lambda _, to: None
-    assert third.members().sequencer.id == first.membership.me.id
+    assert third.cluster.members().sequencer.id == first._membership.me.id
     await append(third, "a")
     assert third.stats().sequencer.own_commits == 0
-    assert second.members().sequencer.id == second.membership.me.id
+    assert second.cluster.members().sequencer.id == second._membership.me.id
 
 
 async def test_the_last_broker_hands_nothing_over(cluster: Cluster) -> None:
     only = await cluster.start()
-    await only.create_topic("t", 1, {})
+    await only.topics.create("t", 1, {})
     await joined(only)
     await only.hand_over()
-    assert only.members().is_sequencer
+    assert only.cluster.members().is_sequencer
     await append(only, "a")
-    assert await read(only.rest_groups, "m") == ["a"]
+    assert await read(only.groups.rest, "m") == ["a"]
 
 
 async def joined(log: Broker, config=CONFIG) -> None:
     """A member of group `g` that has found its position."""
-    await log.rest_groups.join("g", "m", config)
-    await log.rest_groups.subscribe("g", "m", ["t"])
+    await log.groups.rest.join("g", "m", config)
+    await log.groups.rest.subscribe("g", "m", ["t"])
 
 
 async def of_group(cluster: Cluster, config=CONFIG) -> tuple[Broker, Broker]:
     """The coordinator of the group `g`, with a member that has read "a", and its next one."""
     made = await three(cluster)
-    await made[0].create_topic("t", 1, {})
+    await made[0].topics.create("t", 1, {})
     await append(made[0], "a")
     await joined(made[0], config)
-    assert await read(made[0].rest_groups, "m") == ["a"]
-    assert await read(made[0].rest_groups, "m") == []  # the first read is delivered
+    assert await read(made[0].groups.rest, "m") == ["a"]
+    assert await read(made[0].groups.rest, "m") == []  # the first read is delivered
     for log in made[1:]:
         await log.refresh()
     return made[0], made[1]
 
 
 def heirs(log: Broker, cluster: Cluster) -> list[str]:
-    return [broker.coordinator.broker_of("g") for broker in cluster.logs if broker is not log]
+    return [broker._coordinator.broker_of("g") for broker in cluster.logs if broker is not log]
 
 
 async def test_group_moves_with_offsets_and_no_member_waits(cluster: Cluster) -> None:
     first, _ = await of_group(cluster)
     generation = first.state.members.get("g").generation
     await first.hand_over()
-    (heir,) = {*heirs(first, cluster), first.coordinator.broker_of("g")}
-    assert heir != first.membership.me.id
-    after = next(log for log in cluster.logs if log.membership.me.id == heir)
+    (heir,) = {*heirs(first, cluster), first._coordinator.broker_of("g")}
+    assert heir != first._membership.me.id
+    after = next(log for log in cluster.logs if log._membership.me.id == heir)
     await after.refresh()
     began_s = asyncio.get_running_loop().time()
     await append(after, "b")
-    assert await read(after.rest_groups, "m") == ["b"], "what was delivered is committed"
+    assert await read(after.groups.rest, "m") == ["b"], "what was delivered is committed"
     assert asyncio.get_running_loop().time() - began_s < HANDOVER_S / 4
     assert after.state.members.get("g").generation == generation
 
@@ -125,23 +125,23 @@ async def test_a_broker_that_has_released_its_groups_takes_none_again(cluster: C
     first, _ = await of_group(cluster)
     await first.hand_over()
     for refused in (
-        first.rest_groups.heartbeat("g", "m"),
-        first.rest_groups.join("g", "another", CONFIG),
-        first.rest_groups.join("new", "m", CONFIG),
+        first.groups.rest.heartbeat("g", "m"),
+        first.groups.rest.join("g", "another", CONFIG),
+        first.groups.rest.join("new", "m", CONFIG),
     ):
         with pytest.raises(Unavailable, match="shutting down"):
             await refused
-    await first.coordinator.adopt()
-    assert first.state.members.get("g").coordinator == first.membership.me.id
+    await first._coordinator.adopt()
+    assert first.state.members.get("g").coordinator == first._membership.me.id
 
 
 async def test_new_requests_wait_until_those_under_way_have_ended(cluster: Cluster) -> None:
     first, _ = await of_group(cluster)
-    requests, loop = first.rest_groups.requests, asyncio.get_running_loop()
+    requests, loop = first.groups.rest.requests, asyncio.get_running_loop()
 
     async def polling() -> list[str]:
         with requests.serving():
-            return await read(first.rest_groups, "m", wait_s=30.0)
+            return await read(first.groups.rest, "m", wait_s=30.0)
 
     poll = asyncio.create_task(polling())
     await asyncio.sleep(SOON_S)
@@ -159,36 +159,36 @@ async def test_new_requests_wait_until_those_under_way_have_ended(cluster: Clust
 async def test_endless_request_makes_next_coordinator_wait(cluster: Cluster) -> None:
     first, _ = await of_group(cluster, BY_HAND)
     loop = asyncio.get_running_loop()
-    with first.rest_groups.requests.serving():
+    with first.groups.rest.requests.serving():
         began_s = loop.time()
         await first.hand_over()
         assert loop.time() - began_s == pytest.approx(RELEASE_S, abs=SOON_S)
-    heir = first.coordinator.broker_of("g")
-    after = next(log for log in cluster.logs if log.membership.me.id == heir)
+    heir = first._coordinator.broker_of("g")
+    after = next(log for log in cluster.logs if log._membership.me.id == heir)
     await after.refresh()
     began_s = loop.time()
-    assert await read(after.rest_groups, "m") == ["a"]
+    assert await read(after.groups.rest, "m") == ["a"]
     assert loop.time() - began_s >= HANDOVER_S
 
 
 async def test_term_of_third_broker_makes_next_coordinator_wait(cluster: Cluster) -> None:
     """The notice is of the term before; the broker of the term between may serve the member."""
     first, _ = await of_group(cluster, BY_HAND)
-    heir = first.coordinator.broker_of("g")
+    heir = first._coordinator.broker_of("g")
     await first.hand_over()
-    heir = first.coordinator.broker_of("g")
-    after = next(log for log in cluster.logs if log.membership.me.id == heir)
+    heir = first._coordinator.broker_of("g")
+    after = next(log for log in cluster.logs if log._membership.me.id == heir)
     between = next(log for log in cluster.logs if log not in (first, after))
     await after.refresh()
     loop = asyncio.get_running_loop()
     # Both take the group in the same moment.
-    await asyncio.gather(between.coordinator.take("g"), after.coordinator.take("g"))
+    await asyncio.gather(between._coordinator.take("g"), after._coordinator.take("g"))
     await after.refresh()
     last = next(
         log
         for log in (after, between)
-        if log.membership.me.id == log.state.members.get("g").coordinator
+        if log._membership.me.id == log.state.members.get("g").coordinator
     )
     began_s = loop.time()
-    assert await read(last.rest_groups, "m") == ["a"]
+    assert await read(last.groups.rest, "m") == ["a"]
     assert loop.time() - began_s >= HANDOVER_S / 2

@@ -152,11 +152,11 @@ async def test_a_suspended_observer_declares_no_peer_silent(pair: Pair) -> None:
 async def test_a_broker_that_is_about_to_stop_refuses_the_question_alone() -> None:
     async with Cluster() as cluster:
         broker = await cluster.start()
-        broker.peer_api.on_announcements(encode_announcements([]))
+        broker.cluster.peer_api.on_announcements(encode_announcements([]))
         broker.drain()
-        broker.peer_api.on_announcements(encode_announcements([EntryAnnouncement(0)]))
+        broker.cluster.peer_api.on_announcements(encode_announcements([EntryAnnouncement(0)]))
         with pytest.raises(ForwardRefused, match="about to stop"):
-            broker.peer_api.on_announcements(encode_announcements([]))
+            broker.cluster.peer_api.on_announcements(encode_announcements([]))
 
 
 PEER = Member("p", "peer", "http://peer", "token", 1)

@@ -16,26 +16,26 @@ from tests.support.records import fold, found_cluster, tail_values
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.upgrade import LevelChange, upgrade
+from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.cluster.sequencer import SKIPPED
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
-from tidelog.storage.log import Log
 from tidelog.storage.state.deduplication import ORIGIN_WINDOW_MS
 
 CLUSTER_ID = "c0ffee"
 
 
-async def three(cluster: Cluster) -> tuple[Log, Log, Log]:
+async def three(cluster: Cluster) -> tuple[Broker, Broker, Broker]:
     """The sequencer and two others, with topic `t`."""
     for _ in range(3):
         await cluster.start()
     await cluster.settled()
     first = cluster.sequencer()
-    await first.create_topic("t", 2, {})
+    await first.topics.create("t", 2, {})
     for log in cluster.logs:
-        await log.wal.refresh()
+        await log._log.wal.refresh()
     broker_a, broker_b = cluster.others()
     return first, broker_a, broker_b
 
@@ -43,7 +43,7 @@ async def three(cluster: Cluster) -> tuple[Log, Log, Log]:
 async def values(cluster: Cluster) -> list[str]:
     """`t`-0 as the plainest reader finds it; all brokers hold that very state."""
     for log in cluster.logs:
-        await log.wal.refresh()
+        await log._log.wal.refresh()
     state, _ = await fold(cluster.store, CLUSTER_ID)
     assert {log.state.encode() for log in cluster.logs} == {state.encode()}
     return [
@@ -51,18 +51,18 @@ async def values(cluster: Cluster) -> list[str]:
     ]
 
 
-def puts(*brokers: Log) -> int:
+def puts(*brokers: Broker) -> int:
     return sum(logs.store_of(log).count("create", object_keys.WAL) for log in brokers)
 
 
-def gets(*brokers: Log) -> int:
+def gets(*brokers: Broker) -> int:
     return sum(logs.store_of(log).count("get_range", object_keys.WAL) for log in brokers)
 
 
 async def test_one_broker_alone_pays_nothing_for_the_others_that_might_be(cluster: Cluster) -> None:
     alone = await cluster.start()
     await cluster.settled()
-    await alone.create_topic("t", 1, {})
+    await alone.topics.create("t", 1, {})
     alone._tasks[0].cancel()  # the poller
     before = puts(alone), gets(alone), len(cluster.net.messages)
     for i in range(20):
@@ -78,15 +78,15 @@ async def test_sequencer_commits_for_all_and_all_see_it(cluster: Cluster) -> Non
     seq = first.state.seq
     for i in range(10):
         for log in (broker_a, first, broker_b):
-            (placed,) = await logs.append(log, f"{log.wal.writer}-{i}")
+            (placed,) = await logs.append(log, f"{log._log.wal.writer}-{i}")
             for other in cluster.logs:  # I3, by a fetch like any client's
-                fetched = await other.fetch("t", 0, placed.base_offset, bytes_max=1000)
+                fetched = await other.records.fetch("t", 0, placed.base_offset, bytes_max=1000)
                 assert fetched.pieces
     assert puts(broker_a, broker_b) == before[0]
     assert puts(first) - before[1] == first.state.seq - seq == 30
     assert len(await values(cluster)) == 30
-    assert broker_a.sequencer.counters.handed_over == 10
-    assert broker_a.sequencer.counters.own_commits == 0
+    assert broker_a._sequencer.counters.handed_over == 10
+    assert broker_a._sequencer.counters.own_commits == 0
 
 
 async def test_what_waits_during_a_put_becomes_one_entry() -> None:
@@ -94,15 +94,17 @@ async def test_what_waits_during_a_put_becomes_one_entry() -> None:
         first, broker_a, broker_b = await three(cluster)
         seq = first.state.seq
         sent = [
-            logs.append(log, f"{log.wal.writer}-{i}") for i in range(40) for log in cluster.logs
+            logs.append(log, f"{log._log.wal.writer}-{i}")
+            for i in range(40)
+            for log in cluster.logs
         ]
         assert all(await asyncio.gather(*sent))
         assert first.state.seq - seq <= 5
         log_values = await values(cluster)
         assert len(log_values) == len(set(log_values)) == 120
         for log in cluster.logs:  # of each broker in order
-            mine = [value for value in log_values if value.startswith(f"{log.wal.writer}-")]
-            assert mine == [f"{log.wal.writer}-{i}" for i in range(40)]
+            mine = [value for value in log_values if value.startswith(f"{log._log.wal.writer}-")]
+            assert mine == [f"{log._log.wal.writer}-{i}" for i in range(40)]
         assert puts(broker_a, broker_b) == 0
 
 
@@ -111,7 +113,7 @@ async def test_a_long_poll_anywhere_ends_a_moment_after_the_commit() -> None:
     async with Cluster(slow, latency=lambda _: 0.02) as cluster:
         _, broker_a, broker_b = await three(cluster)
         polls = [
-            asyncio.create_task(log.fetch("t", 0, 0, bytes_max=1000, wait_s=20.0))
+            asyncio.create_task(log.records.fetch("t", 0, 0, bytes_max=1000, wait_s=20.0))
             for log in cluster.logs
         ]
         await asyncio.sleep(1.0)
@@ -133,17 +135,17 @@ async def test_a_follower_gets_records_of_other_brokers_in_large_batches(cluster
     async def follow() -> None:
         offset = 0
         while offset < 60:
-            fetched = await broker_b.fetch("t", 0, offset, bytes_max=1 << 20, wait_s=10.0)
+            fetched = await broker_b.records.fetch("t", 0, offset, bytes_max=1 << 20, wait_s=10.0)
             offset = fetched.next_offset
 
     following = asyncio.create_task(follow())
     for i in range(60):
         await logs.append(cluster.logs[i % 3], str(i))
     await following
-    broker_b.reader._announced._bodies.clear()
-    broker_b.reader.chunk_cache = type(broker_b.reader.chunk_cache)(0, lambda _: 1)
+    broker_b._log.reader._announced._bodies.clear()
+    broker_b._log.reader.chunk_cache = type(broker_b._log.reader.chunk_cache)(0, lambda _: 1)
     before = gets(broker_b)
-    fetched = await broker_b.fetch("t", 0, 0, bytes_max=1 << 20)
+    fetched = await broker_b.records.fetch("t", 0, 0, bytes_max=1 << 20)
     assert [
         bytes(value)
         for piece in fetched.pieces
@@ -158,7 +160,7 @@ async def test_a_lost_announcement_costs_one_poll_interval() -> None:
     async with Cluster() as cluster:
         _, broker_a, broker_b = await three(cluster)
         cluster.net.plan = lambda verb, _: Broken.LOST if verb == "tell" else None
-        poll = asyncio.create_task(broker_b.fetch("t", 0, 0, bytes_max=1000, wait_s=20.0))
+        poll = asyncio.create_task(broker_b.records.fetch("t", 0, 0, bytes_max=1000, wait_s=20.0))
         await asyncio.sleep(0.1)
         await logs.append(broker_a, "now")
         loop = asyncio.get_running_loop()
@@ -171,7 +173,7 @@ async def test_a_lost_announcement_costs_one_poll_interval() -> None:
 async def test_failed_hand_over_is_committed_once(cluster: Cluster, broken: Broken) -> None:
     """Whether or not the sequencer commits it as well, at the same time or later."""
     first, broker_a, _broker_b = await three(cluster)
-    address = first.membership.me.address
+    address = first._membership.me.address
     cluster.net.plan = lambda verb, to: broken if verb == "hand_over" and to == address else None
     loop = asyncio.get_running_loop()
     started_s = loop.time()
@@ -185,11 +187,11 @@ async def test_failed_hand_over_is_committed_once(cluster: Cluster, broken: Brok
     assert loop.time() - started_s < 0.4
     cluster.net.plan = lambda verb, to: None
     await asyncio.sleep(40.0)  # and later it is asked again
-    before = first.sequencer.counters.taken
+    before = first._sequencer.counters.taken
     await logs.append(broker_a, "e")
-    assert first.sequencer.counters.taken == before + 1
+    assert first._sequencer.counters.taken == before + 1
     assert await values(cluster) == list("abcde")
-    assert broker_a.sequencer.counters.own_commits <= 1 + 3
+    assert broker_a._sequencer.counters.own_commits <= 1 + 3
 
 
 @pytest.mark.parametrize("fault", [Fault.STORED, Fault.OWN_412, Fault.ABSENT, Fault.LATE])
@@ -220,13 +222,13 @@ async def test_i6_refused_draft_that_comes_again_is_not_committed(cluster: Clust
     """The network brings a message twice, and the store refuses only at the first time."""
     first, broker_a, _ = await three(cluster)
     messages: list[bytes] = []
-    real = first.sequencer.on_forward
+    real = first._sequencer.on_forward
 
     async def noted(message: bytes) -> bytes:
         messages.append(message)
         return await real(message)
 
-    first.sequencer.on_forward = noted  # type: ignore[method-assign]
+    first._sequencer.on_forward = noted  # type: ignore[method-assign]
     for broker in (first, broker_a):
         logs.store_of(broker).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 50)
     with pytest.raises(Unavailable):
@@ -354,7 +356,7 @@ async def test_a_killed_sequencer_is_missed_for_one_put(cluster: Cluster) -> Non
     await asyncio.gather(logs.append(broker_a, "b"), logs.append(broker_b, "c"))
     assert loop.time() - started_s < 0.5 + 0.3  # the timeout of a request without an answer
     await asyncio.sleep(5.0)
-    assert {log.membership.ranking[0].id for log in cluster.logs} != {first.membership.me.id}
+    assert {log._membership.ranking[0].id for log in cluster.logs} != {first._membership.me.id}
     assert set(await values(cluster)) == {"a", "b", "c"}
 
 
@@ -366,14 +368,16 @@ async def test_a_frozen_sequencer_comes_back_and_doubles_nothing(cluster: Cluste
     first, broker_a, broker_b = await three(cluster)
     cluster.freeze(first)
     sent = [asyncio.create_task(logs.append(first, "first"))]
-    sent += [asyncio.create_task(logs.append(log, log.wal.writer)) for log in (broker_a, broker_b)]
+    sent += [
+        asyncio.create_task(logs.append(log, log._log.wal.writer)) for log in (broker_a, broker_b)
+    ]
     await asyncio.gather(*sent[1:])
     await asyncio.sleep(2.0)
     cluster.thaw(first)
     await asyncio.gather(*sent)
     await asyncio.sleep(1.0)
     assert sorted(await values(cluster)) == sorted(
-        ["first", broker_a.wal.writer, broker_b.wal.writer]
+        ["first", broker_a._log.wal.writer, broker_b._log.wal.writer]
     )
 
 
@@ -414,7 +418,7 @@ async def test_number_created_again_is_ignored(cluster: Cluster, is_second_left:
     assert broker_a.state.seq == seq, "at the number that the suspended broker is about to take"
     for i in range(5):
         await logs.append(broker_b, str(i))
-    newest = await broker_b.wal.checkpoint()
+    newest = await broker_b._log.wal.checkpoint()
     kept_numbers = {newest, seq + 1} if is_second_left else {newest}
     await cluster.store.delete(
         [object_keys.wal(number) for number in range(1, newest) if number not in kept_numbers]
@@ -426,7 +430,7 @@ async def test_number_created_again_is_ignored(cluster: Cluster, is_second_left:
     await logs.append(first, "first")
     await logs.append(broker_a, "again")
     for log in cluster.logs:
-        await log.wal.refresh()
+        await log._log.wal.refresh()
     assert len({log.state.encode() for log in cluster.logs}) == 1
     assert broker_a.state.partition("t", 0).high_watermark == 1 + 5 + 2
     assert placed.base_offset == 0
@@ -434,18 +438,20 @@ async def test_number_created_again_is_ignored(cluster: Cluster, is_second_left:
 
 async def test_a_broker_that_stops_leaves_at_once_and_loses_nothing(cluster: Cluster) -> None:
     first, broker_a, broker_b = await three(cluster)
-    sent = [asyncio.create_task(logs.append(log, log.wal.writer)) for log in (broker_a, broker_b)]
+    sent = [
+        asyncio.create_task(logs.append(log, log._log.wal.writer)) for log in (broker_a, broker_b)
+    ]
     await asyncio.sleep(0.01)
     await cluster.stop(first)
     await asyncio.gather(*sent)
     assert len(await values(cluster)) == 2
     keys = [info.key async for info in cluster.store.list(object_keys.BROKERS)]
-    assert keys == sorted(object_keys.broker(log.membership.me.id) for log in (broker_a, broker_b))
+    assert keys == sorted(object_keys.broker(log._membership.me.id) for log in (broker_a, broker_b))
     await cluster.settled()
-    assert len(broker_a.membership.others) == 1
+    assert len(broker_a._membership.others) == 1
     await asyncio.gather(logs.append(broker_a, "x"), logs.append(broker_b, "y"))
     for log in (broker_a, broker_b):  # nothing is kept of the one that has gone
-        wakeups = log.sequencer.announcer
+        wakeups = log._sequencer.announcer
         assert len(wakeups._senders) <= 1
         assert not wakeups.suspects
 
@@ -462,12 +468,12 @@ async def test_sequencer_behind_level_refuses_drafts(caplog: pytest.LogCaptureFi
         await cluster.settled()
         first = cluster.sequencer()
         broker_a, broker_b = cluster.others()
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         async with caring(cluster.store) as store:
             raised = await upgrade(store, is_dry=False, settings=SETTINGS.membership)
         assert raised == LevelChange(OLD, levels.KAFKA)
-        await broker_a.wal.refresh()
-        await broker_b.wal.refresh()
+        await broker_a._log.wal.refresh()
+        await broker_b._log.wal.refresh()
         assert [log.state.level for log in (first, broker_a, broker_b)] == [
             OLD,
             *[levels.KAFKA] * 2,
@@ -479,18 +485,18 @@ async def test_sequencer_behind_level_refuses_drafts(caplog: pytest.LogCaptureFi
             await gate.reached.wait()
             assert first.state.level == OLD
             reserved = await broker_a.kafka.reserve_producer_id()
-            assert first.sequencer.counters.not_taken == 1
-            assert broker_a.sequencer.counters.refused == 1
-            assert broker_a.sequencer.counters.own_commits == 1
+            assert first._sequencer.counters.not_taken == 1
+            assert broker_a._sequencer.counters.refused == 1
+            assert broker_a._sequencer.counters.own_commits == 1
         finally:
             gate.opened.set()
         assert await record, "the draft of another broker keeps its outcome"
         assert first.state.level == levels.KAFKA
-        taken_count = first.sequencer.counters.taken
-        broker_a.sequencer.announcer.suspects.clear()
+        taken_count = first._sequencer.counters.taken
+        broker_a._sequencer.announcer.suspects.clear()
         assert await broker_a.kafka.reserve_producer_id() == reserved + 1
         await logs.append(broker_a, "another")
-        assert first.sequencer.counters.taken == taken_count + 2
+        assert first._sequencer.counters.taken == taken_count + 2
         assert await logs.read_values(broker_b) == ["a record", "another"]
     assert not [line for line in caplog.records if line.levelno >= logging.CRITICAL]
 
@@ -515,20 +521,20 @@ async def test_i6_a_draft_in_doubt_after_its_mark_was_dropped_is_not_committed_a
             Broken.ANSWER_LOST if verb == "hand_over" else Broken.LOST
         )
         sent = asyncio.create_task(logs.append(broker_a, "in doubt"))
-        while not broker_a.sequencer.counters.handed_over:  # noqa: ASYNC110 - virtual time
+        while not broker_a._sequencer.counters.handed_over:  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.001)
         logs.store_of(broker_a).freeze()
         await asyncio.sleep(0.2)
-        await first.wal.refresh()
-        assert first.state.origins.number(broker_a.membership.me.id) == 1
+        await first._log.wal.refresh()
+        assert first.state.origins.number(broker_a._membership.me.id) == 1
         count = ORIGIN_WINDOW_MS // 300_000 + 1
         for number in range(count):
             await asyncio.sleep(300.0)
             await logs.append(first, str(number))
         cluster.net.plan = lambda verb, to: None
         await logs.append(broker_b, "forwarded")  # `see` drops old marks
-        assert first.state.origins.number(broker_a.membership.me.id) == 0
-        await first.wal.checkpoint()
+        assert first.state.origins.number(broker_a._membership.me.id) == 0
+        await first._log.wal.checkpoint()
         logs.store_of(broker_a).thaw()
         with pytest.raises(CommitUnknown, match=SKIPPED):
             await sent

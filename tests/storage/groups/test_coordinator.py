@@ -17,6 +17,7 @@ from tests.support.instances import (
     virtual,
 )
 from tests.support.logs import MANUAL, append, closing, kill, opened
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core.actions import CommitOffsets, ExpireMember, GroupOffset, LeaveGroup
 from tidelog.storage.core.errors import IllegalGeneration, Unavailable
@@ -24,7 +25,6 @@ from tidelog.storage.groups.coordinator import ADOPT_S, Coordinator
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.groups.rest_members import HANDOVER_S, VIEW_AGE_MAX_S
-from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.store.memory import MemoryStore
 
@@ -34,13 +34,13 @@ async def test_members_keep_session_and_positions_when_the_coordinator_crashes()
     store = MemoryStore()
     first, second = await opened(store), await opened(store)
     async with closing(second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         live = ["b1", "b2"]
         first_consumers = await started(first, Chosen("b1", live))
         second_consumers = await started(second, Chosen("b2", live))
         await joined(first_consumers, "x", "y")
         await append(first, "a", "b", "c", "d")
-        await second.wal.refresh()
+        await second._log.wal.refresh()
         owner = next(m for m in "xy" if first.state.members.member("g", m).owned)  # type: ignore[union-attr]
         assert await read(first_consumers, owner, bytes_max=1) == ["a"]
         assert await read(first_consumers, owner, bytes_max=1) == ["b"]
@@ -63,11 +63,11 @@ async def test_a_coordinator_that_was_replaced_neither_expires_nor_serves() -> N
     store = MemoryStore()
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         first_consumers = await started(first, Chosen("b1", ["b1"]))
         await joined(first_consumers, "x")
         term = first.state.members.get("g").term  # type: ignore[union-attr]
-        await second.wal.refresh()
+        await second._log.wal.refresh()
         waiting = asyncio.create_task(read(first_consumers, "x", wait_s=20))
         await asyncio.sleep(0.1)
         second_consumers = await started(second, Chosen("b2", ["b2"]))
@@ -85,9 +85,10 @@ async def test_sessions_end_while_a_duty_waits_for_the_store() -> None:
     """A slow duty is no suspension of the process."""
     log = await opened(MemoryStore())
     async with closing(log):
-        await log.create_topic("t", 1, {})
-        coordinator = Coordinator(log, SingleBroker("b1"))
-        groups = RestGroups(log, coordinator, OffsetCommits(log))
+        await log.topics.create("t", 1, {})
+        coordinator = Coordinator(log._log, SingleBroker("b1"))
+        log._log.wal.subscribers.append(coordinator)
+        groups = RestGroups(log._log, log.records, coordinator, OffsetCommits(log._log))
         running = asyncio.create_task(coordinator.run(lambda: asyncio.sleep(600)))
         await joined(groups, "x", "y")
         for _ in range(12):
@@ -103,13 +104,13 @@ SLOW = MANUAL._replace(poll_interval_s=600.0)
 """A broker that polls so rarely that it learns nothing by itself."""
 
 
-async def committed(log: Log, partition: int, offset: int) -> None:
+async def committed(log: Broker, partition: int, offset: int) -> None:
     """x commits, at a broker that need not be its coordinator."""
     group = log.state.members.get("g")
     assert group is not None
     rows = [GroupOffset(log.state.topic("t").topic_id, partition, offset)]
     commit = CommitOffsets("g", group.generation, rows, "x")
-    await log.transact([], [commit], size=1, is_json=False)
+    await log.records.transact([], [commit], size=1, is_json=False)
 
 
 @virtual
@@ -118,12 +119,12 @@ async def test_i8_replaced_coordinator_returns_no_records() -> None:
     store = MemoryStore()
     first, second = await opened(store, SLOW), await opened(store, SLOW)
     async with closing(first, second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         first_consumers = await started(first, Chosen("b1", ["b1"]))
         await joined(first_consumers, "x", config=BY_HAND)
         await append(first, "a", "b", "c")
         assert await read(first_consumers, "x", bytes_max=1) == ["a"]
-        await second.wal.refresh()
+        await second._log.wal.refresh()
         await committed(second, 0, 1)
         second_consumers = await started(second, Chosen("b2", ["b2"]))
         assert await read(second_consumers, "x", bytes_max=1) == ["b"]
@@ -142,12 +143,12 @@ async def test_reads_are_refused_until_commits_elsewhere_are_seen() -> None:
     store = MemoryStore()
     first, second = await opened(store, SLOW), await opened(store, SLOW)
     async with closing(first, second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         first_consumers = await started(first, Chosen("b1", ["b1", "b2"]))
         await joined(first_consumers, "x", config=BY_HAND)
-        await first.add_partitions("t", 2)
+        await first.topics.add_partitions("t", 2)
         await append(first, "a", "b", partition=1)
-        await second.wal.refresh()
+        await second._log.wal.refresh()
         second_consumers = await started(second, Chosen("b2", ["b2"]))
         await second_consumers.heartbeat("g", "x")
         await committed(second, 1, 1)
@@ -163,11 +164,11 @@ async def test_a_successor_waits_until_it_is_alone() -> None:
     store = MemoryStore()
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         await append(first, "a")
         first_consumers = await started(first, Chosen("b1", ["b1"]))
         await joined(first_consumers, "x")
-        await second.wal.refresh()
+        await second._log.wal.refresh()
         loop = asyncio.get_running_loop()
         second_consumers = await started(second, Chosen("b2", ["b2"]))
         began_s = loop.time()
@@ -188,16 +189,16 @@ async def test_a_member_that_left_while_the_view_was_expired_is_forgotten() -> N
     store = MemoryStore()
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         consumers = await started(first, Chosen("b1", ["b1"]))
         await joined(consumers, "x", "y")
         await second.refresh()
-        await second.submit(LeaveGroup("g", "x"))
-        await second.wal.checkpoint()
+        await second._log.submit(LeaveGroup("g", "x"))
+        await second._log.wal.checkpoint()
         assert set(consumers.members.group("g").instances) == {"x", "y"}
         assert isinstance(first.clock, ManualClock)
-        first.clock.advance(first.wal.view_age_max_s + 1)
-        await first.wal.ensure_view()
+        first.clock.advance(first._log.wal.view_age_max_s + 1)
+        await first._log.wal.ensure_view()
         assert set(consumers.members.group("g").instances) == {"y"}
         await consumers.close()
 
@@ -208,7 +209,7 @@ async def test_i4_the_groups_that_an_entry_changed_are_part_of_its_result() -> N
     store = MemoryStore()
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         consumers = await started(first, Chosen("b1", ["b1"]))
         changed: list[set[str]] = []
 
@@ -220,7 +221,7 @@ async def test_i4_the_groups_that_an_entry_changed_are_part_of_its_result() -> N
                 pass
 
         await second.refresh()
-        second.wal.subscribers.append(Watching())
+        second._log.wal.subscribers.append(Watching())
         await joined(consumers, "x")
         await append(first, "a")
         await second.refresh()

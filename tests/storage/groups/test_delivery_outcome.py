@@ -12,11 +12,11 @@ import pytest
 from tests.support import vloop
 from tests.support.instances import BY_HAND, CONFIG, group_of, virtual
 from tests.support.logs import append
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.coordinator import ADOPT_S
 from tidelog.storage.groups.member_reads import Read
 from tidelog.storage.groups.rest_groups import RestGroups
-from tidelog.storage.log import Log
 
 PARTITIONS = 3
 RECORDS = 120
@@ -53,17 +53,17 @@ def places_of(read: Read) -> list[tuple[int, int]]:
     ]
 
 
-def committed(log: Log) -> dict[int, int]:
+def committed(log: Broker) -> dict[int, int]:
     return {
         topic_partition.partition: committed_offset.offset
-        for topic_partition, committed_offset in log.committed_offsets("g").items()
+        for topic_partition, committed_offset in log.groups.committed_offsets("g").items()
     }
 
 
 class Careless:
     """A member that reads on after each outcome, and never seeks."""
 
-    def __init__(self, log: Log, consumers: RestGroups, draws: random.Random) -> None:
+    def __init__(self, log: Broker, consumers: RestGroups, draws: random.Random) -> None:
         self._log = log
         self._consumers = consumers
         self._draws = draws

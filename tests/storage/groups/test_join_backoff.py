@@ -225,7 +225,7 @@ async def test_a_static_member_that_takes_its_place_again_is_not_held() -> None:
 @virtual
 async def test_a_member_that_changes_its_subscription_all_the_time_is_held() -> None:
     async with group_of(2, "steady") as (log, consumers):
-        await log.create_topic("u", 1, {})
+        await log.topics.create("u", 1, {})
         await consumers.join("g", "m", CONFIG, host=HOST)
         await consumers.subscribe("g", "m", ["t"])
         for _ in range(20):

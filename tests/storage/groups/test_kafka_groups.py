@@ -45,10 +45,12 @@ class Coordinator:
     def __init__(self, log: Broker, name: str, live: list[str], delay_s: float = 0.05) -> None:
         self.log = log
         self.name = name
-        self.coordinator = coordinators.Coordinator(log, Chosen(name, live))
-        self.commits = OffsetCommits(log)
-        self.rest_groups = RestGroups(log, self.coordinator, self.commits)
-        self.groups = KafkaGroups(log, self.coordinator, self.commits, delay_s)
+        engine = log._log
+        self.coordinator = coordinators.Coordinator(engine, Chosen(name, live))
+        engine.wal.subscribers.append(self.coordinator)
+        self.commits = OffsetCommits(engine)
+        self.rest_groups = RestGroups(engine, log.records, self.coordinator, self.commits)
+        self.groups = KafkaGroups(engine, self.coordinator, self.commits, delay_s)
         self.task = asyncio.create_task(self.coordinator.run(self.rest_groups.do_duties))
         self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -70,7 +72,7 @@ class Coordinator:
 async def coordinator(delay_s: float = 0.0) -> AsyncIterator[Coordinator]:
     log = await opened(MemoryStore())
     async with closing(log):
-        await log.create_topic("t", PARTITIONS, {})
+        await log.topics.create("t", PARTITIONS, {})
         broker = Coordinator(log, "b1", ["b1"], delay_s)
         yield broker
         await broker.close()
@@ -92,7 +94,7 @@ async def joined(groups: KafkaGroups, member_id: str = "", **more) -> str:
 async def commit(
     groups: KafkaGroups, member_id: str, generation: int, offset: int = 5
 ) -> GroupCode | LogError:
-    topic_id = groups.log.state.topic("t").topic_id
+    topic_id = groups._log.state.topic("t").topic_id
     offsets = [GroupOffset(topic_id, 0, offset)]
     try:
         return await groups.commit_offsets("g", Identity(member_id), generation, offsets, ())
@@ -323,7 +325,7 @@ async def test_a_group_that_rest_takes_during_the_rebalance() -> None:
     async with coordinator() as broker:
         answer = await broker.groups.join("g", request())
         answer = await broker.groups.join("g", request(answer.member_id))
-        await broker.log.submit(JoinGroup("g", "r", "b1", CONFIG))
+        await broker.log._log.submit(JoinGroup("g", "r", "b1", CONFIG))
         synced = await broker.groups.sync("g", SyncRequest(Identity(answer.member_id), 1, {}))
         assert synced.code is GroupCode.UNKNOWN_MEMBER_ID
         again = await broker.groups.join("g", request())
@@ -335,7 +337,7 @@ async def test_another_coordinator_continues_without_a_rebalance() -> None:
     store, live = MemoryStore(), ["b1", "b2"]
     first, second = await opened(store), await opened(store)
     async with closing(second):
-        await first.create_topic("t", PARTITIONS, {})
+        await first.topics.create("t", PARTITIONS, {})
         broker_a, broker_b = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
         me = await joined(broker_a.groups, instance_id="s")
         assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NOT_COORDINATOR
@@ -361,10 +363,10 @@ async def test_groups_of_a_dead_coordinator_are_taken_and_their_members_expire()
     store, live = MemoryStore(), ["b1", "b2"]
     first, second = await opened(store), await opened(store)
     async with closing(second):
-        await first.create_topic("t", PARTITIONS, {})
+        await first.topics.create("t", PARTITIONS, {})
         broker_a, broker_b = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
         await joined(broker_a.groups)
-        await second.wal.refresh()
+        await second._log.wal.refresh()
         await broker_a.crash()
         live.remove("b1")
         await asyncio.sleep(9)
@@ -382,7 +384,7 @@ async def two_coordinators() -> AsyncIterator[tuple[Coordinator, Coordinator]]:
     store = MemoryStore()
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
-        await first.create_topic("t", PARTITIONS, {})
+        await first.topics.create("t", PARTITIONS, {})
         broker_a, broker_b = Coordinator(first, "b1", ["b1"]), Coordinator(second, "b2", ["b2"])
         yield broker_a, broker_b
         await broker_a.close()
@@ -394,14 +396,16 @@ async def test_a_replaced_coordinator_settles_nothing() -> None:
     async with two_coordinators() as (broker_a, broker_b):
         me = await joined(broker_a.groups)
         assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
-        broker_a.log.wal.subscribers.remove(broker_a.coordinator)  # it learns nothing by itself
+        broker_a.log._log.wal.subscribers.remove(
+            broker_a.coordinator
+        )  # it learns nothing by itself
         answer = await broker_a.groups.join("g", request(me, protocols=[("range", b"other")]))
         assert answer.generation == 2
         synced = await broker_a.groups.sync("g", SyncRequest(Identity(me), 2, {me: b"mine"}))
         assert synced.code is GroupCode.NOT_COORDINATOR
         stale = CommitOffsets("g", 2, [], me)
         with pytest.raises(IllegalGeneration):
-            await broker_a.log.submit(stale)
+            await broker_a.log._log.submit(stale)
 
 
 @virtual
@@ -415,7 +419,7 @@ async def test_a_replaced_coordinator_releases_the_group_when_it_learns_of_it() 
         assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
         assert broker_a.groups.ids() == ["g"]
         assert not waiting.done()
-        await broker_a.log.wal.refresh()
+        await broker_a.log._log.wal.refresh()
         await asyncio.sleep(0)
         assert waiting.done()
         assert (await waiting).code is GroupCode.NOT_COORDINATOR
@@ -429,7 +433,9 @@ async def test_a_replaced_coordinator_deletes_no_offset() -> None:
     async with two_coordinators() as (broker_a, broker_b):
         me = await joined(broker_a.groups)
         assert await commit(broker_a.groups, me, 1, 5) is GroupCode.NONE
-        broker_a.log.wal.subscribers.remove(broker_a.coordinator)  # it learns nothing by itself
+        broker_a.log._log.wal.subscribers.remove(
+            broker_a.coordinator
+        )  # it learns nothing by itself
         assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
         assert await joined(broker_b.groups, me, protocols=[("range", b"other")]) == me
         topic_id = broker_a.log.state.topic("t").topic_id
@@ -439,7 +445,7 @@ async def test_a_replaced_coordinator_deletes_no_offset() -> None:
                 "g", Identity(me), 1, [GroupOffset(topic_id, 1, 7)], [partition]
             )
         for log in (broker_a.log, broker_b.log):
-            await log.wal.refresh()
+            await log._log.wal.refresh()
             offsets = log.state.committed_offsets.of_group("g")[topic_id]
             assert {number: offset.offset for number, offset in offsets.items()} == {0: 5}
 
@@ -470,11 +476,11 @@ async def test_a_store_that_refuses_lets_the_members_join_again() -> None:
         async def refused(*actions) -> None:
             raise Unavailable("no space")
 
-        real, broker.log.submit = broker.log.submit, refused  # type: ignore[method-assign]
+        real, broker.log._log.submit = broker.log._log.submit, refused  # type: ignore[method-assign]
         synced = await broker.groups.sync("g", SyncRequest(who, 1, {}))
         assert synced.code is GroupCode.COORDINATOR_NOT_AVAILABLE
         assert await broker.groups.leave("g", [who]) == [GroupCode.NONE]
-        broker.log.submit = real  # type: ignore[method-assign]
+        broker.log._log.submit = real  # type: ignore[method-assign]
         me = await joined(broker.groups)
         assert me != answer.member_id
         await asyncio.sleep(kafka_groups.RETRY_S + 1)
@@ -585,7 +591,7 @@ class Consumer:
         who = Identity(self.member_id)
         if self.world.draw.random() < 0.5:
             return await groups.heartbeat("g", who, self.generation)
-        topic_id = groups.log.state.topic("t").topic_id
+        topic_id = groups._log.state.topic("t").topic_id
         offsets = [GroupOffset(topic_id, partition, 1) for partition in self.owned]
         try:
             code = await groups.commit_offsets("g", who, self.generation, offsets, ())
@@ -648,7 +654,7 @@ def test_whatever_happens_each_partition_has_one_owner_and_all_are_read_in_the_e
     async def run() -> None:
         world = World(random.Random(seed))
         await world.add_broker()
-        await next(iter(world.brokers.values())).log.create_topic("t", PARTITIONS, {})
+        await next(iter(world.brokers.values())).log.topics.create("t", PARTITIONS, {})
         await world.add_broker()
         for _ in range(40):
             await asyncio.sleep(world.draw.choice([0.01, 0.3, 3.0]))

@@ -13,6 +13,7 @@ import pytest
 from tests.support import vloop
 from tests.support.instances import RunningGroups, SingleBroker, joined, virtual
 from tests.support.logs import append, closing, opened, store_of
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import (
     LeaveGroup,
@@ -30,15 +31,14 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups import offset_commits
 from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
-from tidelog.storage.log import Log
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.store.memory import MemoryStore
 
 BY_HAND = MemberConfig(auto_commit=False)
 
 
-async def _started(log: Log, partitions: int) -> RunningGroups:
-    await log.create_topic("t", partitions, {})
+async def _started(log: Broker, partitions: int) -> RunningGroups:
+    await log.topics.create("t", partitions, {})
     return RunningGroups(log, SingleBroker("me"))
 
 
@@ -58,8 +58,8 @@ async def _commit(consumers: RunningGroups, name: str, partition: int, offset: i
     await consumers.commit(session, {TopicPartition("t", partition): (offset, note)})
 
 
-def committed(log: Log, name: str, partition: int = 0) -> int | None:
-    committed_offset = log.committed_offsets(name).get(TopicPartition("t", partition))
+def committed(log: Broker, name: str, partition: int = 0) -> int | None:
+    committed_offset = log.groups.committed_offsets(name).get(TopicPartition("t", partition))
     return None if committed_offset is None else committed_offset.offset
 
 
@@ -95,10 +95,10 @@ async def test_very_many_share_flushes_and_wait_a_moment_at_most() -> None:
                 waits.append(loop.time() - started_s)
                 await asyncio.sleep(0.05)
 
-        before, started_s = log.wal.counters.entries_committed, loop.time()
+        before, started_s = log._log.wal.counters.entries_committed, loop.time()
         await asyncio.gather(*map(life, range(count)))
         took_s = loop.time() - started_s
-        flushes = log.wal.counters.entries_committed - before
+        flushes = log._log.wal.counters.entries_committed - before
         assert len(waits) == count * rounds
         assert flushes <= 1.1 * took_s / PAUSE_S + 200, "the first window is not busy yet"
         assert max(waits) <= PAUSE_S + 0.001
@@ -113,7 +113,7 @@ async def test_who_is_known_to_be_wrong_goes_alone() -> None:
     async with closing(log):
         consumers = await _started(log, 2)
         good, wrong = await _members(consumers, 2)
-        before = log.writer.counters.requests
+        before = log._log.writer.counters.requests
         said = await asyncio.gather(
             _commit(consumers, good, 0, 7),
             _commit(consumers, wrong, 1, 7, note="x" * 5000),
@@ -122,7 +122,7 @@ async def test_who_is_known_to_be_wrong_goes_alone() -> None:
         assert said[0] is None
         assert isinstance(said[1], OffsetMetadataTooLarge)
         assert (committed(log, good), committed(log, wrong, 1)) == (7, None)
-        assert log.writer.counters.requests == before + 2
+        assert log._log.writer.counters.requests == before + 2
         await consumers.close()
 
 
@@ -136,7 +136,7 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
         sessions = [await consumers.heartbeat(name, name) for name in names]
         leaving = asyncio.create_task(consumers._log.submit(LeaveGroup(names[1], names[1])))
         await asyncio.sleep(0)
-        before = log.writer.counters.requests
+        before = log._log.writer.counters.requests
         said = await asyncio.gather(
             *(
                 consumers.commit(session, {TopicPartition("t", n): (5, "")})
@@ -147,13 +147,13 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
         await leaving
         assert (said[0], said[2]) == (None, None)
         assert isinstance(said[1], UnknownMember)
-        assert log.writer.counters.requests == before + 4, "together, and then each"
+        assert log._log.writer.counters.requests == before + 4, "together, and then each"
         assert (committed(log, names[0], 0), committed(log, names[2], 2)) == (5, 5)
         await consumers.close()
 
 
 async def _overtaken(
-    log: Log, consumers: RunningGroups, change: MemberAction, partitions: Iterable[int]
+    log: Broker, consumers: RunningGroups, change: MemberAction, partitions: Iterable[int]
 ) -> None:
     """Commit offset 5 for member "a" while the WAL entry of `change` is under way.
 
@@ -162,7 +162,7 @@ async def _overtaken(
     session = await consumers.heartbeat("g", "a")
     generation = session.group.generation
     gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1))
-    changing = asyncio.create_task(log.submit(change))
+    changing = asyncio.create_task(log._log.submit(change))
     await gate.reached.wait()
     offsets = {TopicPartition("t", number): (5, "") for number in partitions}
     committing = asyncio.create_task(consumers.commit(session, offsets))
@@ -205,7 +205,7 @@ async def test_a_group_above_its_owners_share_does_not_stop_the_other_groups() -
     async with closing(log):
         consumers = await _started(log, 2)
         full, growing = await _members(consumers, 2)
-        await log.submit(SetQuotas("User:a", {"offsets": 1}))
+        await log._log.submit(SetQuotas("User:a", {"offsets": 1}))
         token = PRINCIPAL.set("User:a")
         try:
             await _commit(consumers, full, 0, 1)
@@ -229,7 +229,7 @@ async def test_auto_commits_above_a_share_stop_no_other_duty() -> None:
     async with closing(log):
         consumers = await _started(log, 2)
         config = MemberConfig(auto_offset_reset="earliest", principal="User:a")
-        await log.submit(SetQuotas("User:a", {"offsets": 1}))
+        await log._log.submit(SetQuotas("User:a", {"offsets": 1}))
         names = await _members(consumers, 2, config)
         for n, name in enumerate(names):
             await append(log, "v", partition=n)
@@ -238,7 +238,7 @@ async def test_auto_commits_above_a_share_stop_no_other_duty() -> None:
                     pass
         await consumers.join("other", "p", MemberConfig())
         await consumers.subscribe("other", "p", [], "new.*")
-        await log.create_topic("new-topic", 1, {})
+        await log.topics.create("new-topic", 1, {})
         await asyncio.sleep(5)
         assert [committed(log, name, n) for n, name in enumerate(names)].count(1) == 1
         member = log.state.members.member("other", "p")
@@ -263,8 +263,8 @@ async def test_delivered_offsets_of_a_deleted_topic_stop_no_other_duty() -> None
         for _ in range(2):
             async with consumers.reading(name, name, bounds=ReadBounds(99), wait_s=0):
                 pass
-        await log.delete_topic("t")
-        await log.create_topic("new-topic", 1, {})
+        await log.topics.delete("t")
+        await log.topics.create("new-topic", 1, {})
         await asyncio.sleep(5)
         member = log.state.members.member("other", "p")
         assert member is not None
@@ -323,9 +323,9 @@ def test_i10_one_commit_of_the_log_has_a_bound(monkeypatch: pytest.MonkeyPatch) 
         async with closing(log):
             consumers = await _started(log, 10)
             names = await _members(consumers, 10)
-            before = log.writer.counters.requests
+            before = log._log.writer.counters.requests
             await asyncio.gather(*(_commit(consumers, f"m{n}", n, 3) for n in range(10)))
-            assert log.writer.counters.requests - before == 3
+            assert log._log.writer.counters.requests - before == 3
             assert [committed(log, name, n) for n, name in enumerate(names)] == [3] * 10
             await consumers.close()
 

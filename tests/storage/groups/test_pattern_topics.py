@@ -25,8 +25,8 @@ def test_a_pattern_with_too_many_partitions_does_not_stop_the_others(
             for name, pattern in (("a", "big.*"), ("b", "new.*")):
                 await consumers.join(name, name, MemberConfig())
                 await consumers.subscribe(name, name, [], pattern)
-            await log.create_topic("big", 3, {})
-            await log.create_topic("new", 1, {})
+            await log.topics.create("big", 3, {})
+            await log.topics.create("new", 1, {})
             await asyncio.sleep(2 * ADOPT_S)
             topics_by_member = {
                 name: member.topics

@@ -69,7 +69,7 @@ async def test_a_coordinator_counts_the_rebalances_of_its_groups() -> None:
         await asyncio.sleep(0.1)
         assert not led.waiting
         assert led.seconds(log.clock.boot_s()) < 0.2
-        await log.add_partitions("t", 5)
+        await log.topics.add_partitions("t", 5)
         await joined(consumers, "silent", config=CONFIG)
         for _ in range(20):
             await asyncio.sleep(1)

@@ -23,6 +23,7 @@ from tests.support.instances import (
 )
 from tests.support.logs import append
 from tests.support.records import rows
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import (
     GroupNotEmpty,
@@ -35,7 +36,7 @@ from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.coordinator import ADOPT_S
 from tidelog.storage.groups.delivery_outcome import SENDING_S
 from tidelog.storage.groups.rest_groups import RestGroups
-from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.records import FetchResult
 
 
 def values_of(fetched: FetchResult) -> list[str]:
@@ -100,13 +101,13 @@ async def test_what_was_not_sent_is_returned_again_and_not_committed() -> None:
             with pytest.raises(ConnectionError):
                 await _lose_an_answer(consumers)
         await consumers.commit(await consumers.heartbeat("g", "x"))
-        assert log.committed_offsets("g") == {}
+        assert log.groups.committed_offsets("g") == {}
         assert await read(consumers, "x") == ["a", "b"]
         await asyncio.sleep(3 * ADOPT_S)
-        assert log.committed_offsets("g") == {}
+        assert log.groups.committed_offsets("g") == {}
         await read(consumers, "x")
         await asyncio.sleep(2 * ADOPT_S)
-        assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
+        assert log.groups.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
 
 
 async def _lose_an_answer(consumers: RestGroups) -> None:
@@ -130,7 +131,7 @@ async def test_the_last_records_are_committed_though_the_next_read_waits_for_not
             assert not reading_on.done()
         assert await reading_on == []
         await asyncio.sleep(2 * ADOPT_S)
-        assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
+        assert log.groups.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
 
 
 @virtual
@@ -142,7 +143,7 @@ async def test_i10_a_client_that_takes_nothing_is_not_waited_for_for_ever() -> N
             assert await read(consumers, "x", wait_s=2) == []
             await consumers.commit(await consumers.heartbeat("g", "x"))
             assert asyncio.get_running_loop().time() - began_s < 2 * SENDING_S + 1
-            assert log.committed_offsets("g") == {}
+            assert log.groups.committed_offsets("g") == {}
 
 
 @virtual
@@ -178,10 +179,10 @@ async def test_many_commit_in_one_flush() -> None:
         for name in names:
             assert await read(consumers, name) == ["v"]
             assert await read(consumers, name) == []
-        before = log.wal.counters.entries_committed
+        before = log._log.wal.counters.entries_committed
         await consumers.commit_delivered()
-        assert log.wal.counters.entries_committed <= before + 2
-        assert len(log.committed_offsets("g")) == 50
+        assert log._log.wal.counters.entries_committed <= before + 2
+        assert len(log.groups.committed_offsets("g")) == 50
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -236,7 +237,7 @@ async def _churn(seed: int) -> None:
                 await append(log, value, partition=draw.randrange(12))
                 await asyncio.sleep(draw.choice([0, 0.3]))
                 if n == 70:
-                    await log.add_partitions("t", 13)
+                    await log.topics.add_partitions("t", 13)
 
         async with asyncio.TaskGroup() as group:
             producing = group.create_task(produce())
@@ -259,13 +260,13 @@ async def _transactions(seed: int) -> None:
     """Workers that come, pause beyond their session and go; each result is there once."""
     draw = random.Random(seed)
     async with group_of(12) as (log, consumers):
-        await log.create_topic("results", 1, {})
+        await log.topics.create("results", 1, {})
         for n in range(60):
             await append(log, f"{n}", partition=n % 12)
         refused = 0
 
         def is_done() -> bool:
-            committed = log.committed_offsets("g")
+            committed = log.groups.committed_offsets("g")
             return sum(committed_offset.offset for committed_offset in committed.values()) == 60
 
         async def work(name: str, *, is_steady: bool = False) -> None:
@@ -289,7 +290,7 @@ async def _transactions(seed: int) -> None:
                     except StaleCommit:
                         refused += 1
                         back = TopicPartition(portion.topic, portion.where.partition)
-                        committed = log.committed_offsets("g").get(back)
+                        committed = log.groups.committed_offsets("g").get(back)
                         next_offset = 0 if committed is None else committed.offset
                         await consumers.seek("g", name, {back: next_offset})
 
@@ -306,13 +307,13 @@ async def _transactions(seed: int) -> None:
                 await asyncio.sleep(12)
                 await life(f"steady{n}", is_steady=True)
         assert is_done()
-        fetched = await log.fetch("results", 0, 0, bytes_max=1 << 20)
+        fetched = await log.records.fetch("results", 0, 0, bytes_max=1 << 20)
         assert Counter(values_of(fetched)) == Counter(f"{n}" for n in range(60))
 
 
-async def _transact(log: Log, values: list[str], commit: CommitOffsets) -> None:
+async def _transact(log: Broker, values: list[str], commit: CommitOffsets) -> None:
     topic = log.state.topic("results")
-    await log.transact([(topic, 0, rows(*values))], [commit], size=10, is_json=False)
+    await log.records.transact([(topic, 0, rows(*values))], [commit], size=10, is_json=False)
 
 
 @virtual

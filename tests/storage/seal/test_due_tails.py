@@ -5,9 +5,9 @@ import pytest
 from tests.storage.read.test_tail_cache import batch_of
 from tests.support.logs import closing, opened
 from tests.support.records import TIME_MS
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.actions import LoseRecords
-from tidelog.storage.log import Log
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.seal import sealer
 from tidelog.storage.seal.sealer import TAKEOVER_FACTOR, DueTails
@@ -17,15 +17,15 @@ from tidelog.storage.store.memory import MemoryStore
 SEGMENT_MS = 100_000
 
 
-async def fill(log: Log, number: int, committed_ms: int, *, nbytes: int = 10) -> None:
+async def fill(log: Broker, number: int, committed_ms: int, *, nbytes: int = 10) -> None:
     """One chunk in the tail of a partition, as if it were committed at that time."""
     rows = Rows([TIME_MS], [None], [b"v" * nbytes])
-    await log.append(log.state.topic("t"), [(number, rows)], size=nbytes, is_json=False)
+    await log.records.append(log.state.topic("t"), [(number, rows)], size=nbytes, is_json=False)
     log.state.partition("t", number).tail[0].committed_ms = committed_ms
 
 
 def due(
-    log: Log,
+    log: Broker,
     now_ms: int,
     *,
     is_own: bool = True,
@@ -39,7 +39,7 @@ def due(
 
 async def test_old_tails_of_a_topic_go_along_with_a_tail_that_is_due() -> None:
     async with closing(await opened(MemoryStore())) as log:
-        await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
+        await log.topics.create("t", 5, {"segment.ms": str(SEGMENT_MS)})
         now_ms = TIME_MS + 10 * SEGMENT_MS
         for number, age_ms in enumerate((SEGMENT_MS - 1, SEGMENT_MS // 4, SEGMENT_MS // 4 - 1)):
             await fill(log, number, now_ms - age_ms)
@@ -55,19 +55,19 @@ async def test_old_tails_of_a_topic_go_along_with_a_tail_that_is_due() -> None:
 
 async def test_lost_records_alone_are_not_due_and_go_along_with_nothing() -> None:
     async with closing(await opened(MemoryStore())) as log:
-        await log.create_topic("t", 2, {"segment.ms": str(SEGMENT_MS)})
+        await log.topics.create("t", 2, {"segment.ms": str(SEGMENT_MS)})
         for number in range(2):
             await fill(log, number, TIME_MS)
-        await log.submit(LoseRecords(log.state.topic("t").topic_id, 1, 0, 1))
+        await log._log.submit(LoseRecords(log.state.topic("t").topic_id, 1, 0, 1))
         assert due(log, TIME_MS + SEGMENT_MS) == [0]
-        await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 0, 1))
+        await log._log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 0, 1))
         assert due(log, TIME_MS + SEGMENT_MS) == []
 
 
 async def test_a_tail_is_due_before_the_cache_evicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealer, "EVICTION_BYTES_MIN", 10_000)
     async with closing(await opened(MemoryStore())) as log:
-        await log.create_topic("t", 2, {"segment.ms": str(SEGMENT_MS)})
+        await log.topics.create("t", 2, {"segment.ms": str(SEGMENT_MS)})
         await fill(log, 0, TIME_MS, nbytes=12_000)
         await fill(log, 1, TIME_MS, nbytes=500)  # too small for a segment of its own
         topic_id, cache = log.state.topic("t").topic_id, TailCache(100_000)
@@ -79,7 +79,7 @@ async def test_a_tail_is_due_before_the_cache_evicts_it(monkeypatch: pytest.Monk
         assert due(log, TIME_MS, cache=cache, is_own=False) == []
 
 
-async def fill_with(log: Log, *counts: int) -> None:
+async def fill_with(log: Broker, *counts: int) -> None:
     """So many chunks in each partition of `t`."""
     for number, count in enumerate(counts):
         for _ in range(count):
@@ -89,13 +89,13 @@ async def fill_with(log: Log, *counts: int) -> None:
 async def test_the_longest_tails_are_due_if_a_topic_has_too_many_chunks() -> None:
     """Those of half of the mean: they have at least half of the chunks."""
     async with closing(await opened(MemoryStore())) as log:
-        await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
+        await log.topics.create("t", 5, {"segment.ms": str(SEGMENT_MS)})
         await fill_with(log, 1, 2, 6, 7)
         assert due(log, TIME_MS, topic_chunks_max=17) == []
         assert due(log, TIME_MS, topic_chunks_max=16) == [1, 2, 3]
         assert due(log, TIME_MS, topic_chunks_max=16, is_own=False) == []
         assert due(log, TIME_MS, topic_chunks_max=8, is_own=False) == [1, 2, 3]
-        await log.seal("t", [1, 2, 3])
+        await log.records.seal("t", [1, 2, 3])
         assert due(log, TIME_MS, topic_chunks_max=2) == []
         assert due(log, TIME_MS, topic_chunks_max=1) == [0]
 
@@ -107,19 +107,19 @@ async def test_topic_is_due_if_all_topics_have_many_chunks(monkeypatch: pytest.M
     """
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 16)
     async with closing(await opened(MemoryStore())) as log:
-        await log.create_topic("t", 3, {"segment.ms": str(SEGMENT_MS)})
-        await log.create_topic("u", 9, {"segment.ms": str(SEGMENT_MS)})
+        await log.topics.create("t", 3, {"segment.ms": str(SEGMENT_MS)})
+        await log.topics.create("u", 9, {"segment.ms": str(SEGMENT_MS)})
         await fill_with(log, 2, 2)
         for number in range(4):
             rows = Rows([TIME_MS], [None], [b"v"])
-            await log.append(log.state.topic("u"), [(number, rows)], size=1, is_json=False)
+            await log.records.append(log.state.topic("u"), [(number, rows)], size=1, is_json=False)
         assert due(log, TIME_MS) == []
         for limit, is_own in ((15, True), (10, False)):
             monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", limit)
             assert due(log, TIME_MS, is_own=is_own) == [0, 1]
         monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 15)
         assert due(log, TIME_MS, is_own=False) == []
-        await log.seal("t")
+        await log.records.seal("t")
         await fill_with(log, 1)
         monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 8)
         assert due(log, TIME_MS) == []

@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.logs import COLD, closing, opened, spoil_chunk, store_of, with_topic
 from tests.support.records import TIME_MS
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.actions import LoseRecords, MoveLogStart
 from tidelog.storage.core.errors import Corrupt, DamagedRecords
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.log import Log
 from tidelog.storage.seal import encode, tail_windows
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.store.memory import MemoryStore
@@ -27,7 +27,7 @@ Sealed = dict[int, list[tuple[int, int, bytes]]]
 """By partition: base offset, end offset and bytes of each segment."""
 
 
-async def fill(log: Log, draw: random.Random, requests: int, *, is_json: bool = True) -> None:
+async def fill(log: Broker, draw: random.Random, requests: int, *, is_json: bool = True) -> None:
     """Requests of few and many records, with keys, headers and nulls."""
     topic = log.state.topic("t")
     for _ in range(requests):
@@ -41,19 +41,19 @@ async def fill(log: Log, draw: random.Random, requests: int, *, is_json: bool = 
         stamps = [TIME_MS + draw.randrange(10**6) for _ in range(count)]
         rows = Rows(stamps, keys, values, draw.choice([None, headers]))
         place = draw.randrange(PARTITIONS)
-        await log.append(topic, [(place, rows)], size=100, is_json=is_json)
+        await log.records.append(topic, [(place, rows)], size=100, is_json=is_json)
 
 
-async def lose(log: Log, partition: int, base: int, end: int) -> None:
+async def lose(log: Broker, partition: int, base: int, end: int) -> None:
     topic_id = log.state.topic("t").topic_id
-    await log.submit(LoseRecords(topic_id, partition, base, end))
+    await log._log.submit(LoseRecords(topic_id, partition, base, end))
 
 
 async def encoded(
-    log: Log, ranges: dict[int, tuple[int, int]], damage: dict[int, Corrupt] | None = None
+    log: Broker, ranges: dict[int, tuple[int, int]], damage: dict[int, Corrupt] | None = None
 ) -> Sealed:
     """The segments that a sealer would upload."""
-    made = TailSegments(log.reader, log.clock, lambda: log.state.level)
+    made = TailSegments(log._log.reader, log.clock, lambda: log.state.level)
     segments_by_number: Sealed = {number: [] for number in ranges}
     async for segment in made.encoded(
         log.state.topic("t"), ranges, {} if damage is None else damage
@@ -66,13 +66,13 @@ async def encoded(
     return segments_by_number
 
 
-async def expected(log: Log, number: int, base: int, end: int) -> list[tuple[int, int, bytes]]:
+async def expected(log: Broker, number: int, base: int, end: int) -> list[tuple[int, int, bytes]]:
     """The plainest way: read as a consumer does, and encode each answer."""
     topic = log.state.topic("t")
     config = topic_configs.effective(topic.configs)
     expected_segments, offset = [], base
     while offset < end:
-        result = await log.reader.read(topic, number, offset, ReadBounds(config.segment_bytes))
+        result = await log._log.reader.read(topic, number, offset, ReadBounds(config.segment_bytes))
         upto = min(result.next_offset, end)
         batches: list[pa.RecordBatch] = []
         for piece in result.pieces:
@@ -88,7 +88,7 @@ async def expected(log: Log, number: int, base: int, end: int) -> list[tuple[int
     return expected_segments
 
 
-def ends_of(log: Log) -> dict[int, tuple[int, int]]:
+def ends_of(log: Broker) -> dict[int, tuple[int, int]]:
     partitions = log.state.topic("t").partitions
     return {
         number: (partition.sealed_end, partition.high_watermark)
@@ -116,18 +116,18 @@ async def test_segments_are_the_same_from_memory_and_from_the_wal(
     cold = await opened(inner, COLD)
     some = await opened(inner, COLD._replace(tail_cache_bytes=draw.choice([5000, 60_000])))
     async with closing(warm, cold, some):
-        await some.wal.refresh()
+        await some._log.wal.refresh()
         for _ in range(3):
             await fill(draw.choice([warm, some]), draw, 12)
-            await warm.wal.refresh()
-            await some.wal.refresh()
+            await warm._log.wal.refresh()
+            await some._log.wal.refresh()
         number = draw.randrange(PARTITIONS)
         end = warm.state.partition("t", number).high_watermark
         base = draw.randrange(end)
         await lose(warm, number, base, draw.randrange(base, end) + 1)
         await fill(warm, draw, 6)
         for log in (cold, some):
-            await log.wal.refresh()
+            await log._log.wal.refresh()
         ranges = ends_of(cold)
         want = {
             number: await expected(cold, number, base, end)
@@ -145,12 +145,12 @@ async def test_segments_are_the_same_from_memory_and_from_the_wal(
 async def test_a_segment_is_json_if_all_its_records_are(cache_bytes: int) -> None:
     log = await opened(MemoryStore(), COLD._replace(tail_cache_bytes=cache_bytes))
     async with closing(log):
-        await log.create_topic("t", PARTITIONS, {})
+        await log.topics.create("t", PARTITIONS, {})
         for number, kinds in enumerate(([True, True], [False, True], [True, False])):
             for is_json in kinds:
                 rows = Rows([TIME_MS], [None], [b"1"])
                 part = [(number, rows)]
-                await log.append(log.state.topic("t"), part, size=9, is_json=is_json)
+                await log.records.append(log.state.topic("t"), part, size=9, is_json=is_json)
         for number, partition_segments in (await encoded(log, ends_of(log))).items():
             ((_, _, body),) = partition_segments
             footer = segments.read_footer(memoryview(body), len(body), "segment")
@@ -162,7 +162,9 @@ async def test_damage_ends_its_partition_and_no_other(inner: MemoryStore) -> Non
         for _ in range(3):
             for number in range(PARTITIONS):
                 rows = Rows([TIME_MS] * 2, [None] * 2, [b"a", b"b"])
-                await log.append(log.state.topic("t"), [(number, rows)], size=9, is_json=False)
+                await log.records.append(
+                    log.state.topic("t"), [(number, rows)], size=9, is_json=False
+                )
         await spoil_chunk(inner, log.state.partition("t", 1).tail[1])
         await inner.delete([log.state.partition("t", 2).tail[0].object_key])
         damage: dict[int, Corrupt] = {}
@@ -181,9 +183,9 @@ async def test_damaged_records_below_the_log_start_have_no_rows(inner: MemorySto
     async with closing(await with_topic(inner, COLD)) as log:
         for value in (b"a", b"b", b"c"):
             rows = Rows([TIME_MS] * 2, [None] * 2, [value] * 2)
-            await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+            await log.records.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
         await spoil_chunk(inner, log.state.partition("t", 0).tail[0])
-        await log.submit(MoveLogStart(log.state.topic("t").topic_id, 0, 2))
+        await log._log.submit(MoveLogStart(log.state.topic("t").topic_id, 0, 2))
         damage: dict[int, Corrupt] = {}
         ((base, end, body),) = (await encoded(log, ends_of(log), damage))[0]
         footer = segments.read_footer(memoryview(body), len(body), "segment")
@@ -197,7 +199,7 @@ async def test_whole_tails_are_read_in_few_requests() -> None:
         for _ in range(64):
             rows = Rows([TIME_MS] * PARTITIONS, [None] * PARTITIONS, [b"v"] * PARTITIONS)
             places = list(range(PARTITIONS))
-            await log.append(log.state.topic("t"), [(places, rows)], size=9, is_json=False)
+            await log.records.append(log.state.topic("t"), [(places, rows)], size=9, is_json=False)
         store = store_of(log)
         before = store.count("get_range")
         await encoded(log, ends_of(log))
@@ -216,7 +218,7 @@ async def test_overdue_tail_runs_normally(monkeypatch: pytest.MonkeyPatch, late_
     monkeypatch.setattr(encode, "_finish", finish)
     async with closing(await with_topic(MemoryStore(), configs={"segment.ms": "10000"})) as log:
         rows = Rows([TIME_MS], [None], [b"v"])
-        await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+        await log.records.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
         await asyncio.sleep(late_s)
-        assert await log.seal("t") == 1
+        assert await log.records.seal("t") == 1
     assert names == ["tidelog-seal_0" if late_s < 20 else "tidelog-seal-now_0"]

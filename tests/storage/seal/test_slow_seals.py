@@ -17,8 +17,8 @@ from tests.support.logs import (
     with_topic,
 )
 from tests.support.records import TIME_MS
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import DamagedRecords
-from tidelog.storage.log import Log
 from tidelog.storage.seal import uploads
 from tidelog.storage.store.memory import MemoryStore
 
@@ -33,7 +33,7 @@ def short_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 1)
 
 
-def slow_down(log: Log, seconds: float) -> None:
+def slow_down(log: Broker, seconds: float) -> None:
     """From now on, the upload of each segment takes so long."""
 
     def latency(call: Call) -> float:
@@ -43,9 +43,9 @@ def slow_down(log: Log, seconds: float) -> None:
     store_of(log).latency = latency
 
 
-async def commits_of(log: Log) -> list[int]:
+async def commits_of(log: Broker) -> list[int]:
     """The number of segments of each commit to the table, the oldest first."""
-    table = await log.tables.of(log.state.topic("t"))
+    table = await log._log.tables.of(log.state.topic("t"))
     return [len(commit.added) for commit in reversed(await table.commits(100)) if commit.added]
 
 
@@ -57,9 +57,9 @@ async def test_old_uploads_begin_another_commit(seconds: float, commits: list[in
         for number in range(6):
             await append(log, "a", "b", partition=number)
         slow_down(log, seconds)
-        assert await log.seal("t") == 12
+        assert await log.records.seal("t") == 12
         assert await commits_of(log) == commits
-        assert log.sealer.counters.segments == 6
+        assert log._log.sealer.counters.segments == 6
         assert not any(partition.tail for _, _, partition in log.state.partitions())
         slow_down(log, 0.0)
         for number in range(6):
@@ -68,11 +68,11 @@ async def test_old_uploads_begin_another_commit(seconds: float, commits: list[in
 
 async def test_a_long_tail_is_sealed_segment_by_segment() -> None:
     async with closing(await opened(MemoryStore(), COLD)) as log:
-        await log.create_topic("t", 1, {"segment.bytes": "1024"})
+        await log.topics.create("t", 1, {"segment.bytes": "1024"})
         for number in range(40):
             await append(log, f"{number}{WIDE}")
         slow_down(log, AGE_S)
-        assert await log.seal("t") == 40
+        assert await log.records.seal("t") == 40
         assert len(await commits_of(log)) > 10
         slow_down(log, 0.0)
         assert log.state.partition("t", 0).sealed_end == 40
@@ -86,7 +86,7 @@ async def test_damage_that_is_found_late_costs_its_partition_alone(inner: Memory
         await spoil_chunk(inner, log.state.partition("t", 1).tail[0])
         slow_down(log, 0.9 * AGE_S)
         with pytest.raises(DamagedRecords):
-            await log.seal("t")
+            await log.records.seal("t")
         ends = [log.state.partition("t", number).sealed_end for number in range(3)]
         assert ends == [1, 0, 1]
 
@@ -96,7 +96,7 @@ async def test_records_that_arrive_during_a_seal_are_left_to_the_next() -> None:
         for number in range(2):
             await append(log, "a", partition=number)
         slow_down(log, 0.9 * AGE_S)
-        seal = asyncio.create_task(log.seal("t"))
+        seal = asyncio.create_task(log.records.seal("t"))
         for _ in range(3):
             await asyncio.sleep(AGE_S)
             await append(log, "b", partition=1)
@@ -118,7 +118,7 @@ async def test_old_segments_are_replaced_one_by_one(monkeypatch: pytest.MonkeyPa
         assert count > 1
         await asyncio.sleep(AGE_S + 1)
         slow_down(log, AGE_S)
-        await log.seal("t")
+        await log.records.seal("t")
         assert await commits_of(log) == [count, *[1] * count]
         assert log.state.partition("t", 0).sealed_end == len(values)
         slow_down(log, 0.0)
@@ -129,11 +129,11 @@ async def test_a_cancelled_seal_stays_cancelled() -> None:
     async with closing(await with_topic(MemoryStore(), COLD)) as log:
         await append(log, "a")
         slow_down(log, AGE_S)
-        sealing = asyncio.create_task(log.seal("t"))
+        sealing = asyncio.create_task(log.records.seal("t"))
         await asyncio.sleep(1.0)
         sealing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sealing
         assert log.state.partition("t", 0).sealed_end == 0
-        await log.seal("t")
+        await log.records.seal("t")
         assert log.state.partition("t", 0).sealed_end == 1

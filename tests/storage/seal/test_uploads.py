@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.faults import FaultyStore
 from tests.support.logs import closing, with_topic
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import StoreRefused
 from tidelog.storage.core.model import Part, SegmentFile
-from tidelog.storage.log import Log
 from tidelog.storage.seal import uploads
 from tidelog.storage.seal.encode import EncodedSegment
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
@@ -42,7 +42,9 @@ def segment(number: int, size: int) -> EncodedSegment:
     return EncodedSegment(SegmentFile(path, number, 0, 1, size, 1, 0, 0), memoryview(bytes(size)))
 
 
-async def upload_all(uploader: Uploader, log: Log, work: CommitUploads, sizes: list[int]) -> None:
+async def upload_all(
+    uploader: Uploader, log: Broker, work: CommitUploads, sizes: list[int]
+) -> None:
     async with uploader.uploading(log.state.topic("t"), work) as start:
         for number, size in enumerate(sizes):
             await start(segment(number, size))

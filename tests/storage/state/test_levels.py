@@ -184,7 +184,7 @@ async def upgraded(inner: MemoryStore, level: int, *, is_collected: bool) -> str
     Return its key.
     """
     async with closing(await opened(inner)) as log:
-        await log.create_topic("t", 1, {})
+        await log.topics.create("t", 1, {})
         await append(log, "a")
         seq = log.state.seq
         state = msgspec.msgpack.decode(log.state.encode())

@@ -162,9 +162,9 @@ async def test_large_config_changes_do_not_end_broker(monkeypatch: pytest.Monkey
     names = [f"t{number}" for number in range(TOPICS)]
     try:
         for name in names:
-            await log.create_topic(name, 1, {})
+            await log.topics.create(name, 1, {})
         policy = policy_of(4 * 1024)
-        work = [log.alter_topic(name, policy) for name in names]
+        work = [log.topics.alter(name, policy) for name in names]
         outcomes = await asyncio.gather(*work, return_exceptions=True)
         assert not watch.done(), "a task of the broker has ended"
         assert all(outcome is None or isinstance(outcome, InvalidConfig) for outcome in outcomes), (
@@ -185,10 +185,10 @@ async def test_the_state_keeps_no_more_of_a_config_than_it_says(way: str) -> Non
         policy = policy_of(100_000)
         try:
             if way == "create":
-                await log.create_topic("t", 1, dict(policy))
+                await log.topics.create("t", 1, dict(policy))
             else:
-                await log.create_topic("t", 1, {})
-                await log.alter_topic("t", policy)
+                await log.topics.create("t", 1, {})
+                await log.topics.alter("t", policy)
         except LogError:
             pass  # to refuse it is as good
         assert len(log.state.encode()) < 1000

@@ -124,7 +124,7 @@ def nth(number: int) -> Plan:
 @pytest.mark.parametrize("is_new", [True, False])
 async def test_each_call_of_a_start_may_fail_once(inner: MemoryStore, is_new: bool) -> None:
     log = await with_topic(inner)
-    await log.wal.checkpoint()
+    await log._log.wal.checkpoint()
     await append(log, "a")
     await log.close()
     number = calls = 0
@@ -132,7 +132,7 @@ async def test_each_call_of_a_start_may_fail_once(inner: MemoryStore, is_new: bo
         unopened = made(MemoryStore() if is_new else inner)
         store_of(unopened).plan = nth(number)
         async with closing(await unopened.open("c0ffee")) as log:
-            assert len(await log.secret()) == 32
+            assert len(await log.cluster.secret()) == 32
         calls = len(store_of(unopened).answered)
         number += 1
     assert calls >= 4

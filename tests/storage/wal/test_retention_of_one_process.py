@@ -33,20 +33,20 @@ async def test_a_collection_with_another_retention_loses_no_record_of_a_stopped_
     store = LoopStore()
     a, b = await broker(store, loop_clock(1), "a"), await broker(store, loop_clock(2), "b")
     async with ending(a, b):
-        await a.create_topic("t", 1, {})
-        await b.wal.refresh()
+        await a.topics.create("t", 1, {})
+        await b._log.wal.refresh()
         acked: Acked = {}
         await produce(b, "b0", acked)
         given(acked, "the broker is at work")
         store_of(b).freeze()
-        await a.wal.refresh()
+        await a._log.wal.refresh()
         for value in ("a1", "a2", "a3"):
             await produce(a, value, acked)
-        await a.seal("t")
+        await a.records.seal("t")
         for number in range(4):
             await collected(store, loop_clock(10 + number), SHORT)
             await produce(a, f"m{number}", acked)
-            await a.seal("t")
+            await a.records.seal("t")
             await asyncio.sleep(4.5)
         store_of(b).thaw()
         of_b: Acked = {}
@@ -55,7 +55,7 @@ async def test_a_collection_with_another_retention_loses_no_record_of_a_stopped_
         records = await held(store, loop_clock(20))
         assert_kept(acked, records)
         assert_kept(of_b, records)
-        await a.wal.refresh()
+        await a._log.wal.refresh()
         assert await served(a) == records
 
 
@@ -63,15 +63,15 @@ async def test_a_command_that_stands_still_does_nothing_that_is_not_in_the_log()
     store = LoopStore()
     a = await broker(store, loop_clock(1), "a", view_age_max_s=SHORT_VIEW_S)
     async with ending(a):
-        await a.create_topic("t", 1, {})
+        await a.topics.create("t", 1, {})
         acked: Acked = {}
         for number in range(4):
             await produce(a, f"v{number}", acked)
-            await a.seal("t")
+            await a.records.seal("t")
         command = await MaintenanceSession.open(way(store), loop_clock(2))
         for number in range(4):
             await produce(a, f"m{number}", acked)
-            await a.seal("t")
+            await a.records.seal("t")
             await asyncio.sleep(4.3)
             await collected(store, loop_clock(10 + number), SHORT)
         start = 0
@@ -109,17 +109,17 @@ async def test_a_guest_that_was_paused_acknowledges_no_lost_record() -> None:
     a = await broker(store, loop_clock(1), "a", view_age_max_s=1.0)
     guest = await broker(store, guest_clock, "guest", view_age_max_s=1.0)
     async with ending(a, guest):
-        await a.create_topic("t", 1, {})
-        await guest.wal.refresh()
+        await a.topics.create("t", 1, {})
+        await guest._log.wal.refresh()
         acked: Acked = {}
         await produce(guest, "before", acked)
         given(acked, "the guest is at work")
         paused_s = asyncio.get_running_loop().time()
         deleted = 0
         for number in range(5):
-            await a.wal.refresh()
+            await a._log.wal.refresh()
             await produce(a, f"a{number}", acked)
-            await a.seal("t")
+            await a.records.seal("t")
             await asyncio.sleep(4.6)
             deleted += await collected(store, loop_clock(10 + number), Grace(wal_ms=4000))
         given(deleted, "entries are collected during the pause")

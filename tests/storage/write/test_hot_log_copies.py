@@ -16,8 +16,8 @@ from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Commit, Draft, HotMark
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.errors import CommitUnknown, Fenced
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks
-from tidelog.storage.log import LogSettings
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_copies import CLAIM
@@ -75,7 +75,7 @@ async def recovered(store: MemoryStore, number: int, home: Path) -> None:
 async def test_i1_one_mark_on_two_disks_commits_all_requests(tmp_path: Path, order: str) -> None:
     store = MemoryStore()
     log = await opened(store, 1, None)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     folder_a, folder_b = tmp_path / "one", tmp_path / "two"
     await crashed(folder_a, log, "shared", "X", "Y")
     await crashed(folder_b, log, "shared", "Z")
@@ -90,7 +90,7 @@ async def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path)
     """A disk is restored whose requests were committed, and its log retired."""
     store = MemoryStore()
     log = await opened(store, 1, None)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     await crashed(tmp_path / "one", log, "X", "Y")
     shutil.copytree(tmp_path / "one", tmp_path / "restored")
     await log.close()
@@ -102,10 +102,10 @@ async def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path)
 async def test_request_with_committed_own_mark_is_left_out(tmp_path: Path) -> None:
     store = MemoryStore()
     log = await opened(store, 1, None)
-    await log.create_topic("t", 1, {})
+    await log.topics.create("t", 1, {})
     await crashed(tmp_path / "one", log, "X", "Y")
     commit = Commit(b"X".ljust(16, b"."), [], hot=HotMark(LOG_ID, 0))
-    await log.wal.commit(Draft([commit], [], []))
+    await log._log.wal.commit(Draft([commit], [], []))
     await log.close()
     await recovered(store, 2, tmp_path / "one")
     assert await held(store) == ["Y"]
@@ -116,13 +116,13 @@ async def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
     store = MemoryStore()
     live = await opened(store, 1, tmp_path / "live")
     other = await opened(store, 2, None)
-    await live.create_topic("t", 1, {})
-    assert live.writer.hot_log is not None
-    mark = HotMark(live.writer.hot_log.log_id, CLAIM)
-    await other.wal.commit(Draft([Commit(other.clock.new_id(), [], hot=mark)], [], []))
-    await live.wal.refresh()
+    await live.topics.create("t", 1, {})
+    assert live._log.writer.hot_log is not None
+    mark = HotMark(live._log.writer.hot_log.log_id, CLAIM)
+    await other._log.wal.commit(Draft([Commit(other.clock.new_id(), [], hot=mark)], [], []))
+    await live._log.wal.refresh()
     with pytest.raises(Fenced):
-        live.wal.copy_fence.check_fence()
+        live._log.wal.copy_fence.check_fence()
     await live.release()
     await other.close()
 
@@ -137,39 +137,39 @@ async def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_p
         brokers = [await cluster.start(hot_dir=tmp_path / f"{n}") for n in range(3)]
         await cluster.settled()
         first = cluster.sequencer()
-        await first.create_topic("t", 1, {})
+        await first.topics.create("t", 1, {})
         live, copy = cluster.others()
-        await live.wal.refresh()
+        await live._log.wal.refresh()
         cluster.net.plan = lambda verb, _: Broken.LOST if verb == "tell" else None
-        assert live.writer.hot_log is not None
-        mark = HotMark(live.writer.hot_log.log_id, 0)
-        copy.wal.writer = copy.wal.copy_fence.writer = live.wal.writer
+        assert live._log.writer.hot_log is not None
+        mark = HotMark(live._log.writer.hot_log.log_id, 0)
+        copy._log.wal.writer = copy._log.wal.copy_fence.writer = live._log.wal.writer
         action = MoveLogStart(copy.state.topic("t").topic_id, 0, 0)
-        await copy.wal.commit(Draft([Commit(copy.clock.new_id(), [action], hot=mark)], [], []))
-        await first.wal.refresh()
+        await copy._log.wal.commit(Draft([Commit(copy.clock.new_id(), [action], hot=mark)], [], []))
+        await first._log.wal.refresh()
         assert await append(live, "X", acks=Acks.LOCAL) is None
         await asyncio.sleep(1.0)
-        assert live.sequencer.counters.handed_over == 1
+        assert live._sequencer.counters.handed_over == 1
         with pytest.raises(Fenced):
-            live.wal.copy_fence.check_fence()
+            live._log.wal.copy_fence.check_fence()
         home = tmp_path / str(brokers.index(live))
         await cluster.stop(live)  # it deletes the file if all its requests are committed
         again = await cluster.start(hot_dir=home)
-        await again.wal.refresh()
+        await again._log.wal.refresh()
         assert await read_values(again) == ["X"]
 
 
 async def test_an_expired_view_that_passed_over_entries_of_a_copy_is_fenced(tmp_path: Path) -> None:
     store = MemoryStore()
     live = await opened(store, 1, tmp_path)
-    await live.create_topic("t", 1, {})
+    await live.topics.create("t", 1, {})
     copy = await opened(store, 2, None)
-    copy.wal.writer = live.wal.writer
+    copy._log.wal.writer = live._log.wal.writer
     await asyncio.sleep(1)
-    await copy.create_topic("u", 1, {})
-    await copy.wal.checkpoint()
-    live.wal._freshness.expire()
+    await copy.topics.create("u", 1, {})
+    await copy._log.wal.checkpoint()
+    live._log.wal._freshness.expire()
     with pytest.raises(CommitUnknown, match="a copy of the process runs"):
-        await live.create_topic("v", 1, {})
+        await live.topics.create("v", 1, {})
     await live.release()
     await copy.release()

@@ -14,7 +14,6 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.errors import LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Acks, Part
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import Created
 from tidelog.storage.write import quarantine
@@ -55,7 +54,7 @@ async def test_requests_behind_a_refused_one_are_committed_and_it_follows(tmp_pa
     log = await with_one_aside(inner, tmp_path)
     assert await read_values(log) == ["1", "2", "3"]
     assert len(kept(tmp_path)) == log.stats().set_aside == 1
-    assert log.writer.buffered_bytes == 0
+    assert log._log.writer.buffered_bytes == 0
     inner.refuses = b""
     await asyncio.sleep(quarantine.KEPT_RETRY_S + 5.0)
     assert await read_values(log) == ["1", "2", "3", "odd"]
@@ -78,7 +77,7 @@ async def test_no_request_passes_an_acknowledged_one_of_its_partition(tmp_path: 
     log = await with_topic(inner, hot_dir=tmp_path, partitions=2)
     inner.refuses = b"first"
     await append(log, "first", acks=Acks.LOCAL)
-    while not log.writer.refused:  # noqa: ASYNC110 - virtual time
+    while not log._log.writer.refused:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(0.01)
     later = asyncio.create_task(append(log, "second"))
     await asyncio.sleep(0.0)
@@ -88,7 +87,7 @@ async def test_no_request_passes_an_acknowledged_one_of_its_partition(tmp_path: 
     assert await read_values(log) == ["first", "second"]
     inner.refuses = b"third"
     await append(log, "third", acks=Acks.LOCAL)
-    while not log.writer.refused:  # noqa: ASYNC110 - virtual time
+    while not log._log.writer.refused:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(0.01)
     with pytest.raises(Unavailable, match=r"acknowledged requests to the same.*is not taken"):
         await append(log, "fourth")
@@ -209,7 +208,7 @@ async def test_stored_request_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Each flush of it fails after its commit: the mark in the state decides."""
     inner = Particular(b"")
     log = await with_topic(inner, hot_dir=tmp_path)
-    real = log.writer._committer.commit
+    real = log._log.writer._committer.commit
 
     async def fails_after(draft):
         outcomes = await real(draft)
@@ -217,7 +216,7 @@ async def test_stored_request_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise RuntimeError("after the commit")
         return outcomes
 
-    monkeypatch.setattr(log.writer._committer, "commit", fails_after)
+    monkeypatch.setattr(log._log.writer._committer, "commit", fails_after)
     await append(log, "once", acks=Acks.LOCAL)
     await asyncio.sleep(30.0)
     monkeypatch.undo()
@@ -248,7 +247,7 @@ class Small(MemoryStore):
         return await super().create(key, parts)
 
 
-async def with_refused_request(inner: Small, hot: Path) -> Log:
+async def with_refused_request(inner: Small, hot: Path) -> Broker:
     """A broker that acked a request which the store refuses."""
     log = await with_topic(inner, hot_dir=hot)
     assert await append(log, "before") is not None
@@ -257,7 +256,7 @@ async def with_refused_request(inner: Small, hot: Path) -> Log:
     return log
 
 
-async def is_produced(log: Log, value: str) -> bool:
+async def is_produced(log: Broker, value: str) -> bool:
     """Whether one of many tries commits it."""
     for _ in range(TRIES):
         try:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import append, closing, opened, read_values, with_topic
 from tests.support.records import TIME_MS, fold, rows
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.chunk import Rows
@@ -23,7 +24,6 @@ from tidelog.storage.core.errors import (
     RecordTooLarge,
 )
 from tidelog.storage.core.topic_configs import CONFIGS, effective
-from tidelog.storage.log import Log
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state import tail_chunks
 from tidelog.storage.state.cluster_state import ClusterState
@@ -62,13 +62,13 @@ async def test_i10_header_cuts_flush(inner: MemoryStore, monkeypatch: pytest.Mon
     async with closing(await with_topic(inner)) as log:
         topic_id = log.state.topic("t").topic_id
         offsets = [GroupOffset(topic_id, 0, 0, metadata="m" * 3000)]
-        work = [log.submit(CommitOffsets(f"g{i}", -1, offsets)) for i in range(20)]
+        work = [log._log.submit(CommitOffsets(f"g{i}", -1, offsets)) for i in range(20)]
         await asyncio.gather(*work)
         _, outcomes = await fold(inner, "c0ffee")
         assert max(map(len, outcomes)) == 2
         large = [GroupOffset(topic_id, 0, 0, metadata="m" * 9000)]
         with pytest.raises(RecordTooLarge, match="bytes in the header"):
-            await log.submit(CommitOffsets("g", -1, large))
+            await log._log.submit(CommitOffsets("g", -1, large))
 
 
 async def test_request_that_no_reader_unpacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,23 +174,23 @@ async def test_refused_request_writes_nothing_and_retry_is_not_checked() -> None
         last, now_ms = log.state.seq, log.clock.now_ms()
         with pytest.raises(InvalidTimestamp, match=f"{AFTER} is 3600000"):
             await append(log, "far", timestamps=[now_ms + 2 * HOUR_MS])
-        assert (log.state.seq, log.writer.buffered_bytes) == (last, 0)
+        assert (log.state.seq, log._log.writer.buffered_bytes) == (last, 0)
         key = IdempotencyKey("k", b"f" * 16, 1)
         topic = log.state.topic("t")
         request = [(0, rows("once", timestamps=[now_ms]))]
-        first = await log.append(topic, request, size=4, is_json=False, key=key)
+        first = await log.records.append(topic, request, size=4, is_json=False, key=key)
         log.clock.advance(60.0)  # type: ignore[attr-defined]
-        assert first == await log.append(topic, request, size=4, is_json=False, key=key)
+        assert first == await log.records.append(topic, request, size=4, is_json=False, key=key)
         with pytest.raises(InvalidTimestamp, match=f"60000 ms before .* {BEFORE} is 1000"):
-            await log.append(topic, request, size=4, is_json=False)
+            await log.records.append(topic, request, size=4, is_json=False)
 
 
 async def test_a_cluster_of_the_first_level_has_the_defaults_only() -> None:
     """Version 0.1 refuses a commit that sets a config it does not know: so does `apply` (I4)."""
     async with closing(await opened(MemoryStore())) as log:
-        log.wal._state = ClusterState("c0ffee", levels.FIRST)
+        log._log.wal._state = ClusterState("c0ffee", levels.FIRST)
         with pytest.raises(InvalidConfig, match=r"needs level 2 .* run tidelog upgrade"):
-            await log.create_topic("t", 1, {AFTER: "1"})
+            await log.topics.create("t", 1, {AFTER: "1"})
 
 
 # -- the bound of the chunks in all tails
@@ -205,31 +205,31 @@ def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", SHARE * rules.PARTS)
 
 
-async def append_one(log: Log, topic: str, number: int) -> None:
-    await log.append(log.state.topic(topic), [(number, BOUND_ROWS)], size=1, is_json=False)
+async def append_one(log: Broker, topic: str, number: int) -> None:
+    await log.records.append(log.state.topic(topic), [(number, BOUND_ROWS)], size=1, is_json=False)
 
 
-async def transact(log: Log) -> None:
+async def transact(log: Broker) -> None:
     """Append to both topics in one request."""
     parts = [(log.state.topic(name), 0, BOUND_ROWS) for name in "tu"]
-    await log.transact(parts, [], size=2, is_json=False)
+    await log.records.transact(parts, [], size=2, is_json=False)
 
 
-def ends(log: Log) -> list[int]:
+def ends(log: Broker) -> list[int]:
     return [partition.high_watermark for _, _, partition in log.state.partitions()]
 
 
 @pytest.mark.usefixtures("small_bound")
 async def test_a_request_is_refused_whole_and_takes_no_memory() -> None:
     async with closing(await with_topic(MemoryStore())) as log:
-        await log.create_topic("u", 1, {})
+        await log.topics.create("u", 1, {})
         for _ in range(SHARE):
             await append_one(log, "u", 0)
         with pytest.raises(BoundReached, match="the topic 'u' has 3 of its 3 chunks"):
             await transact(log)
-        assert (ends(log), log.writer.buffered_bytes) == ([0, SHARE], 0)
+        assert (ends(log), log._log.writer.buffered_bytes) == ([0, SHARE], 0)
         await append_one(log, "t", 0)
-        await log.seal("u")
+        await log.records.seal("u")
         await transact(log)
         assert ends(log) == [2, SHARE + 1]
 
@@ -241,10 +241,10 @@ async def test_records_that_were_acknowledged_are_committed_above_the_bound() ->
         topic = log.state.topic("t")
         for _ in range(2 * SHARE):
             request = AppendRequest([part_rows(topic, 0, BOUND_ROWS)], 1, topic_id=topic.topic_id)
-            (waiter,) = log.writer.recover([request])
+            (waiter,) = log._log.writer.recover([request])
             await waiter
         assert ends(log) == [2 * SHARE]
         with pytest.raises(BoundReached):
             await append_one(log, "t", 0)
-        await log.seal("t")
+        await log.records.seal("t")
         await append_one(log, "t", 0)

@@ -23,6 +23,7 @@ from tests.support.logs import (
 )
 from tests.support.record_batches import checked
 from tests.support.records import rows
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import (
     CommitUnknown,
     InvalidRequest,
@@ -32,7 +33,6 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.log import Log
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.store.memory import MemoryStore
 
@@ -40,7 +40,7 @@ with_topic = partial(logs.with_topic, partitions=2)
 
 
 async def send(
-    log: Log, who: ProducerEpoch, base: int, *values: str, partition: int = 0
+    log: Broker, who: ProducerEpoch, base: int, *values: str, partition: int = 0
 ) -> AppendedRange:
     batch = checked(rows(*values), (*who, base))
     (placed,) = await log.kafka.append(log.state.topic("t"), partition, batch)
@@ -52,7 +52,7 @@ async def test_a_retried_batch_gets_its_offsets(inner: MemoryStore) -> None:
     log, other = await with_topic(inner), await opened(inner)
     async with closing(other):
         async with closing(log):
-            who = await log.init_producer()
+            who = await log.records.init_producer()
             assert who == ProducerEpoch(0, 0)
             seq = log.state.seq
             both = await asyncio.gather(
@@ -68,7 +68,7 @@ async def test_a_retried_batch_gets_its_offsets(inner: MemoryStore) -> None:
             assert await read_values(log) == ["a", "b", "plain", "c"]
             assert await send(log, who, 2, "c") == both[3]
             assert await send(other, who, 0, "a", "b") == both[0]
-            await log.wal.checkpoint()
+            await log._log.wal.checkpoint()
         async with closing(await opened(inner, COLD)) as heir:
             assert await send(heir, who, 2, "c") == both[3]
             assert await send(heir, who, 3, "d") == AppendedRange("t", 0, 4, 1)
@@ -77,7 +77,7 @@ async def test_a_retried_batch_gets_its_offsets(inner: MemoryStore) -> None:
 
 async def test_what_is_refused_is_not_there() -> None:
     async with closing(await with_topic(MemoryStore())) as log:
-        who = await log.init_producer()
+        who = await log.records.init_producer()
         await send(log, who, 0, "a")
         results = await asyncio.gather(
             send(log, who, 2, "early"),
@@ -97,10 +97,10 @@ async def test_what_is_refused_is_not_there() -> None:
 async def test_a_new_instance_fences_the_old_one_on_every_broker(inner: MemoryStore) -> None:
     log, other = await with_topic(inner), await opened(inner)
     async with closing(log, other):
-        old = await log.init_producer()
+        old = await log.records.init_producer()
         await send(log, old, 0, "a")
         await send(log, old, 0, "b", partition=1)
-        new = await other.init_producer(old.producer_id, old.epoch)
+        new = await other.records.init_producer(old.producer_id, old.epoch)
         assert new == ProducerEpoch(old.producer_id, 1)
         for partition in (0, 1):
             with pytest.raises(ProducerFenced):
@@ -108,11 +108,11 @@ async def test_a_new_instance_fences_the_old_one_on_every_broker(inner: MemorySt
         await send(other, new, 0, "c")
         assert await read_values(log) == ["a", "c"]
         # A lost answer, then a third instance: who asks by the epoch before is gone for good.
-        assert await log.init_producer(*old) == new
-        assert (await log.init_producer(old.producer_id)).epoch == 2
+        assert await log.records.init_producer(*old) == new
+        assert (await log.records.init_producer(old.producer_id)).epoch == 2
         with pytest.raises(ProducerFenced):
-            await log.init_producer(*old)
-        assert await log.init_producer() == ProducerEpoch(1, 0)
+            await log.records.init_producer(*old)
+        assert await log.records.init_producer() == ProducerEpoch(1, 0)
 
 
 class Client:
@@ -121,7 +121,7 @@ class Client:
     A batch without an answer is sent again, in order, to any broker.
     """
 
-    def __init__(self, brokers: list[Log], who: ProducerEpoch, draw: random.Random) -> None:
+    def __init__(self, brokers: list[Broker], who: ProducerEpoch, draw: random.Random) -> None:
         self._brokers = brokers
         self._who = who
         self._draw = draw
@@ -151,7 +151,7 @@ class Client:
                 break  # the batches after it are retried: they are answered, or stored
             await asyncio.sleep(self._draw.choice([0, 0.02, 0.2]))
 
-    async def _send(self, log: Log, number: int) -> AppendedRange:
+    async def _send(self, log: Broker, number: int) -> AppendedRange:
         base, values = self.batches[number]
         return await asyncio.wait_for(send(log, self._who, base, *values), 3.0)
 
@@ -161,7 +161,7 @@ async def test_every_batch_is_there_once_and_in_order(inner: MemoryStore, seed: 
     draw = random.Random(seed)
     await (await with_topic(inner)).close()
     brokers = [await opened(inner, CHECKPOINTING) for _ in range(2)]
-    who = await brokers[0].init_producer()
+    who = await brokers[0].records.init_producer()
     client = Client(brokers, who, draw)
     sending = asyncio.create_task(client.run())
     for broker in brokers:
@@ -181,7 +181,7 @@ async def test_every_batch_is_there_once_and_in_order(inner: MemoryStore, seed: 
         store_of(broker).plan = lambda _: None
         await store_of(broker).land()
     async with closing(*brokers):
-        await brokers[0].wal.refresh()
+        await brokers[0]._log.wal.refresh()
         expected = [value for _, values in client.batches for value in values]
         assert await read_values(brokers[0]) == expected
         for (base, values), number in zip(client.batches, range(40), strict=True):

@@ -18,8 +18,8 @@ from tests.support.cluster import SETTINGS, Cluster
 from tests.support.faults import Call
 from tests.support.vloop import run
 from tests.tools.bench.report import Row
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
-from tidelog.storage.log import Log
 
 BROKERS = 40
 APPENDS_PER_S = 10.0
@@ -93,18 +93,18 @@ async def _simulate(seconds: float, handover_bytes_max: int) -> tuple[list[float
         await asyncio.gather(*(cluster.start() for _ in range(BROKERS)))
         await cluster.settled()
         first = cluster.sequencer()
-        await first.create_topic("t", 6, {})
+        await first.topics.create("t", 6, {})
         for log in cluster.logs:
-            await log.wal.refresh()
+            await log._log.wal.refresh()
         start_s = loop.time() + WARM_UP_S
 
-        async def one(log: Log) -> None:
+        async def one(log: Broker) -> None:
             asked_s = loop.time()
             await logs.append(log, "x" * 100, partition=draws.randrange(6))
             if asked_s >= start_s:
                 durations_s.append(loop.time() - asked_s)
 
-        async def produce(log: Log) -> None:
+        async def produce(log: Broker) -> None:
             async with asyncio.TaskGroup() as group:
                 while loop.time() < start_s + seconds:
                     _ = group.create_task(one(log))
@@ -120,10 +120,10 @@ async def _simulate(seconds: float, handover_bytes_max: int) -> tuple[list[float
             sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in (0, 1)
         )
         for log in cluster.logs:
-            await log.wal.refresh()
+            await log._log.wal.refresh()
         assert len({log.state.hash for log in cluster.logs}) == 1
     return durations_s, puts, commits
 
 
-def _counted(log: Log) -> tuple[int, int]:
-    return log.wal.counters.puts, log.wal.counters.entries_committed
+def _counted(log: Broker) -> tuple[int, int]:
+    return log._log.wal.counters.puts, log._log.wal.counters.entries_committed

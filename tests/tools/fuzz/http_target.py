@@ -48,7 +48,7 @@ class Served:
 
     async def _open(self) -> Broker:
         broker = await self._stack.enter_async_context(broker_on(MemoryStore(), **self._settings))
-        await broker.log.create_topic("t", 2, {})
+        await broker.log.topics.create("t", 2, {})
         return broker
 
     def close(self) -> None:
@@ -162,7 +162,9 @@ def check_request(data: bytes) -> None:
     body = rest
     scope = _scope(method, path, query, lines)
     service = served()
-    scope["path"] = scope["path"].replace("{cluster}", service.broker.log.wal.cluster.cluster_id)
+    scope["path"] = scope["path"].replace(
+        "{cluster}", service.broker.log._log.wal.cluster.cluster_id
+    )
     status, headers, answer = service.ask(scope, body)
     STATUSES[status] += 1
     assert 200 <= status < 600, status

@@ -47,7 +47,7 @@ class _Served:
 
     async def _open(self) -> Kafka:
         kafka = await self._stack.enter_async_context(broker())
-        await kafka.log.create_topic("t", 2, {})
+        await kafka.log.topics.create("t", 2, {})
         return kafka
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from tidelog.storage.codec import segment
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Append, Chunk, Sealed
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.log import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.store.folder import FolderStore
@@ -73,7 +73,7 @@ async def _make(
 ) -> None:
     store = FolderStore(folder)
     log = await Broker.open(store, LogSettings(is_sealing=False), clock=SystemClock(), name="bench")
-    await log.create_topic("t", 1, dict(configs))
+    await log.topics.create("t", 1, dict(configs))
     topic = log.state.topic("t")
     files = [await _write(store, topic, batch) for batch in segments] + named
     end = files[-1].end_offset
@@ -85,7 +85,7 @@ async def _make(
         chunk = Chunk(topic.topic_id, 0, 0, 1, 0, rows, TIME_MS, TIME_MS, True, "", 1)
         appended = Commit(log.clock.new_id(), [Append(0, 0, rows)])
         sealed = Commit(log.clock.new_id(), [Sealed(topic.topic_id, 0, first + rows)])
-        outcomes = await log.wal.commit(Draft([appended, sealed], [chunk], [b"x"]))
+        outcomes = await log._log.wal.commit(Draft([appended, sealed], [chunk], [b"x"]))
         assert [outcome.refusal for outcome in outcomes] == [None, None]
     await log.close()
     await store.close()

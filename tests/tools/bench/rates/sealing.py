@@ -22,7 +22,7 @@ from tests.tools.bench.broker import store_folder
 from tests.tools.bench.report import Table, number
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 
@@ -88,15 +88,15 @@ async def sealed(store: Path, size: int, count: int, tail_place: str) -> Sealed:
     clock = SystemClock()
     log = await Broker.open(FolderStore(store), settings, clock=clock, name="bench")
     for topic in (WARM_UP, TOPIC):
-        await log.create_topic(topic, PARTITIONS, {"segment.bytes": str(1 << 28)})
+        await log.topics.create(topic, PARTITIONS, {"segment.bytes": str(1 << 28)})
     # The first seal of a process starts deltalake's threads: 50 ms of CPU.
     await _appended(log, WARM_UP, size, PARTITIONS * size)
-    await log.seal(WARM_UP)
+    await log.records.seal(WARM_UP)
     await _appended(log, TOPIC, size, count)
     if tail_place == "store":
-        log.tail.clear()
+        log._log.tail.clear()
     cpu_s, loop_s = time.process_time(), time.thread_time()
-    records = await log.seal(TOPIC)
+    records = await log.records.seal(TOPIC)
     cpu_s, loop_s = time.process_time() - cpu_s, time.thread_time() - loop_s
     assert records == count, (records, count)
     size_of_all = _parquet(store, log)
@@ -123,7 +123,7 @@ async def _appended(log: Broker, name: str, size: int, count: int) -> None:
             partitions = np.arange(first, first + size) % PARTITIONS
             place = int(first % PARTITIONS) if size == 1 else partitions
             weight = size * (bodies.VALUE_BYTES + 30)
-            _ = await log.append(topic, [(place, rows)], size=weight, is_json=True)
+            _ = await log.records.append(topic, [(place, rows)], size=weight, is_json=True)
 
     await asyncio.gather(*(append() for _ in range(CONNECTIONS.get(size, 16))))
 

@@ -1,0 +1,44 @@
+"""The cluster, as one of its brokers sees it: the live brokers, their messages and their secret."""
+
+from typing import NamedTuple
+
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.membership import Membership
+from tidelog.storage.cluster.secret import cluster_secret
+from tidelog.storage.cluster.sequencer import Sequencer
+from tidelog.storage.store.start_retry import StartRetry
+
+
+class Members(NamedTuple):
+    """The live brokers that are not leaving: `peers` answer this broker, `live` has all others."""
+
+    me: Member
+    peers: list[Member]
+    sequencer: Member
+    live: list[Member]
+
+    @property
+    def is_sequencer(self) -> bool:
+        return self.sequencer.id == self.me.id
+
+
+class Cluster:
+    """The brokers of a cluster. Lives as long as the broker that owns it."""
+
+    def __init__(self, membership: Membership, sequencer: Sequencer, retry: StartRetry) -> None:
+        self.peer_api = sequencer
+        """The handler of messages from peers, which prove that they can read the store."""
+        self._membership = membership
+        self._retry = retry
+
+    def members(self) -> Members:
+        """Return the live brokers that this broker knows now."""
+        membership, me = self._membership, self._membership.me
+        return Members(me, membership.reached, self.peer_api.target or me, membership.others)
+
+    async def secret(self) -> bytes:
+        """Return the cluster's secret: 32 bytes, the same on every broker. Raises StoreUnfit."""
+        membership = self._membership
+        return await self._retry.until_done(
+            lambda: cluster_secret(membership.store, membership.clock)
+        )
