@@ -5,7 +5,7 @@ result. An operation checks the caller's rights, charges the change, reads the s
 enough (I3), and waits for the commit within a bound. It raises a `LogError`, which each protocol
 has a table for.
 
-Nothing else decides about a right, but the router, by the declared access of a route. `rights` has
-each right that an operation needs. A plain function `is_shown`, `shown` or `shown_...` answers what
-a listing shows to a caller, without an await.
+Nothing else decides which right a request needs, but the declared access of a route. `rights` has
+each of them. Where a request may outlast its right, the handler checks it inline. A plain function
+(`is_shown`, `shown`) says what a listing shows to a caller.
 """

@@ -46,6 +46,10 @@ class ConfigOperations:
         await DESCRIBE_DEFAULTS.check(rights)
         return self._broker.state.defaults
 
+    async def check_alteration(self, rights: CallerRights) -> None:
+        """Raise Forbidden unless the caller may alter the defaults, which the request leaves."""
+        await ALTER_DEFAULTS.check(rights)
+
     async def alter_topic(
         self,
         change: Change,

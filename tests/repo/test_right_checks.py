@@ -14,6 +14,18 @@ DECIDING = {
     Path("service/server/router.py"): "checks the declared access of a route",
 }
 """Folders and modules that ask a caller's rights, with the reason."""
+_LONG = "the request may outlast the right: the check is where the records are"
+INLINE = {
+    "service/kafka/appends.py": _LONG,
+    "service/kafka/context.py": "makes a code of Kafka's of a refused right",
+    "service/kafka/fetch.py": _LONG,
+    "service/kafka/produce.py": "one refresh is for all topics of a request",
+    "service/routes/consumers.py": "an instance belongs to no operation: its coordinator serves it",
+    "service/routes/fetch.py": _LONG,
+    "service/routes/produce_v3.py": _LONG,
+}
+"""Modules that check a right of service/operations/rights.py themselves, with the reason."""
+INLINE_CHECK = re.compile(r"\b(?:[A-Z_]+|right)\.(?:is_granted|check|check_all|refusal)\(")
 CHECK = re.compile(r"\brights(?:_of\(.*?\))?\.(?:may|check)\(")
 _OPERATIONS = [*acls.OPERATIONS_OF.values(), (acls.IDEMPOTENT_WRITE,)]
 OPERATIONS = {
@@ -55,6 +67,7 @@ def _names(node: ast.AST) -> list[str]:
 def test_the_rules_find_what_they_forbid() -> None:
     assert {"READ", "DESCRIBE", "ALTER_CONFIGS", "IDEMPOTENT_WRITE"} <= OPERATIONS
     assert all((ROOT / path).exists() for path in DECIDING)
+    assert INLINE_CHECK.search("await JOIN_GROUP.check(rights, group)")
     assert CHECK.search("if rights.may(x)")
     assert CHECK.search("await rights_of(call.scope).check(x)")
     source = "from tidelog.storage.core.acls import READ, TOPIC\n_READ = Permission(READ, TOPIC)\n"
@@ -66,6 +79,11 @@ def test_the_rules_find_what_they_forbid() -> None:
 def test_only_operations_ask_the_rights_of_a_caller() -> None:
     paths = [path for path, source in modules() if CHECK.search(source)]
     assert not paths, "call an operation, or check a right of service/operations/rights.py"
+
+
+def test_only_the_listed_modules_check_a_right_inline() -> None:
+    paths = {path.as_posix() for path, source in modules() if INLINE_CHECK.search(source)}
+    assert paths == INLINE.keys()
 
 
 def test_other_modules_name_an_operation_only_in_a_permission() -> None:

@@ -34,7 +34,6 @@ from tidelog.service.kafka.messages.configs import (
 )
 from tidelog.service.operations.change import for_each
 from tidelog.service.operations.configs import ConfigTexts
-from tidelog.service.operations.rights import ALTER_DEFAULTS
 from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.topic_configs import (
@@ -366,7 +365,7 @@ class Configs:
         kafka-reassign-partitions deletes its throttles in this way. Raise ChangeRefused for every
         other request.
         """
-        await ALTER_DEFAULTS.check(call.rights)
+        await self._operations.check_alteration(call.rights)
         name = resource.resource_name
         self._check_node(name)
         if any(getattr(config, "config_operation", SET) != DELETE for config in resource.configs):
@@ -385,7 +384,7 @@ class Configs:
         validate_only: bool,
     ) -> None:
         if resource.resource_type != OF_BROKER:
-            await ALTER_DEFAULTS.check(call.rights)
+            await self._operations.check_alteration(call.rights)
             kind = resource.resource_type
             raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
 

@@ -222,6 +222,10 @@ OPERATIONS = {
         lambda ops, change, _: ops.configs.defaults(change.rights),
         cluster_right(DESCRIBE_CONFIGS),
     ),
+    "configs.check_alteration": reading(
+        lambda ops, change, _: ops.configs.check_alteration(change.rights),
+        cluster_right(ALTER_CONFIGS),
+    ),
     "configs.alter_topic": Operation(
         lambda ops, change, _: ops.configs.alter_topic(change, "t", texts("retention.ms")),
         (topic_rights(ALTER_CONFIGS),),
