@@ -67,9 +67,9 @@ class StoredObjects:
         hot = partition.high_watermark if hot is None else max(hot, partition.log_start_offset)
         return PartitionFiles(segments, live, clean_end, hot, damage)
 
-    async def list_entries(self, after: int) -> list[ObjectInfo]:
-        """Return the WAL's objects with a number above `after`, ascending."""
-        first = object_keys.wal(after)
+    async def list_entries(self, seq: int) -> list[ObjectInfo]:
+        """Return the WAL's objects with a number above `seq`, ascending."""
+        first = object_keys.wal(seq)
         listed = self._log.store.list(object_keys.WAL, start_after=first)
         return [info async for info in listed]
 

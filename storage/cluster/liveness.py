@@ -83,19 +83,19 @@ class LivenessTracker:
         gap_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         gap_s = min(gap_s, GAP_FACTOR * self._settings.heartbeat_interval_s)
         newest_ms = max((info.modified_ms for info in infos), default=0)
-        seen: dict[str, _Seen] = {}
+        brokers: dict[str, _Seen] = {}
         for info in infos:
             line = (info.modified_ms, info.size)
             broker = self._seen.get(info.key)
             if broker is None:
                 # Both times are by the store's clock. If an object is already old when it is first
                 # listed, its broker counts as dead.
-                seen[info.key] = _Seen(line, (newest_ms - info.modified_ms) / 1000)
+                brokers[info.key] = _Seen(line, (newest_ms - info.modified_ms) / 1000)
             elif broker.line == line:
-                seen[info.key] = broker._replace(silent_s=broker.silent_s + gap_s)
+                brokers[info.key] = broker._replace(silent_s=broker.silent_s + gap_s)
             else:
-                seen[info.key] = _Seen(line, 0.0, broker.changes + 1)
-        self._seen = seen
+                brokers[info.key] = _Seen(line, 0.0, broker.changes + 1)
+        self._seen = brokers
         self._looked_s = now_s
 
     def changes(self, key: str) -> int:
@@ -111,13 +111,13 @@ class LivenessTracker:
     def live(self) -> list[str]:
         """Keys of brokers with a heartbeat within the timeout."""
         timeout_s = self._settings.member_timeout_s
-        return [key for key, seen in self._seen.items() if seen.silent_s < timeout_s]
+        return [key for key, broker in self._seen.items() if broker.silent_s < timeout_s]
 
     @property
     def forgotten(self) -> list[str]:
         """Keys of the objects to remove: their brokers have been silent for `sweep_after_s`."""
         after_s = self._settings.sweep_after_s
-        return [key for key, seen in self._seen.items() if seen.silent_s >= after_s]
+        return [key for key, broker in self._seen.items() if broker.silent_s >= after_s]
 
 
 def ranked(cluster_id: str, members: Iterable[Member]) -> list[Member]:

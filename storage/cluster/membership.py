@@ -140,9 +140,9 @@ class Membership:
         with surviving(log, "listing the live brokers"):
             await self.look()
 
-    def is_first_for(self, what: str) -> bool:
-        """Return whether this broker does the task `what`. Brokers may disagree for a while."""
-        return ranked(f"{self.cluster_id}/{what}", self.ranking)[0].id == self.me.id
+    def is_first_for(self, task: str) -> bool:
+        """Return whether this broker does the task. Brokers may disagree for a while."""
+        return ranked(f"{self.cluster_id}/{task}", self.ranking)[0].id == self.me.id
 
     def is_silent(self, peer: Member, why: str) -> None:
         """Record that the peer does not answer this broker."""
@@ -250,19 +250,19 @@ class Membership:
             return None
         return member
 
-    def _set(self, others: list[Member]) -> None:
-        before, was = {member.id for member in self.others}, self.ranking[0]
-        self.others = others
-        member_ids = {member.id for member in others}
+    def _set(self, other_members: list[Member]) -> None:
+        old_ids, was = {member.id for member in self.others}, self.ranking[0]
+        self.others = other_members
+        member_ids = {member.id for member in other_members}
         self._silent = {
             member_id: beats for member_id, beats in self._silent.items() if member_id in member_ids
         }
-        for member_id in before - member_ids:
+        for member_id in old_ids - member_ids:
             self._leavers.pop(member_id, None)
-        staying = [member for member in others if member.id not in self._leavers]
+        staying = [member for member in other_members if member.id not in self._leavers]
         mine = [] if self._is_leaving and staying else [self.me]
         self.ranking = ranked(self.cluster_id, [*mine, *staying])
-        if member_ids != before or was.id != self.ranking[0].id:
+        if member_ids != old_ids or was.id != self.ranking[0].id:
             first = self.ranking[0]
-            who = "this broker" if first.id == self.me.id else f"broker {first.name}"
-            log.info("%d live brokers; the sequencer is %s", len(others) + 1, who)
+            sequencer_name = "this broker" if first.id == self.me.id else f"broker {first.name}"
+            log.info("%d live brokers; the sequencer is %s", len(other_members) + 1, sequencer_name)

@@ -211,10 +211,10 @@ class Sequencer:
         # A draft that fails uses its number, too, so two drafts never have the same number.
         self._number += 1
         origin = DraftId(self.membership.me.id, self._number, len(draft.commits))
-        done = asyncio.get_running_loop().create_future()
-        done.add_done_callback(retrieve_exception)
+        future = asyncio.get_running_loop().create_future()
+        future.add_done_callback(retrieve_exception)
         draft = draft._replace(origins=[origin])
-        own = self._own = _ForwardedDraft(draft, self._number, self.wal, done)
+        own = self._own = _ForwardedDraft(draft, self._number, self.wal, future)
         try:
             await self._forward(target, own)
             return own.done.result() if own.done.done() else await self._commit_alone(own)
@@ -340,9 +340,9 @@ class Sequencer:
         return encode_announcements([newest if newest.seq == seq else EntryAnnouncement(seq)])
 
     def _enqueue(self, draft: Draft, origin: DraftId | None, size: int) -> _WaitingDraft:
-        done = asyncio.get_running_loop().create_future()
-        done.add_done_callback(retrieve_exception)
-        waiting = _WaitingDraft(draft, origin, size, not_after_ms(draft), done)
+        future = asyncio.get_running_loop().create_future()
+        future.add_done_callback(retrieve_exception)
+        waiting = _WaitingDraft(draft, origin, size, not_after_ms(draft), future)
         self._queue[waiting] = None
         self._queue_bytes += size
         if self._drain is None or self._drain.done():
@@ -433,9 +433,9 @@ class Sequencer:
                     self.membership.on_notice(decode_notice(entry.header))
                 continue
             self.announcer.counters.received += 1
-            before = self.wal.state.seq
+            old_seq = self.wal.state.seq
             self._on_announcement(entry)
-            self.announcer.counters.useful += self.wal.state.seq > before
+            self.announcer.counters.useful += self.wal.state.seq > old_seq
 
     def _on_announcement(self, entry: EntryAnnouncement) -> None:
         # The body first: the header ends long polls, which then read the body.
@@ -452,20 +452,22 @@ class Sequencer:
         self._newest = EntryAnnouncement(entry.seq, header if is_small else b"", body)
         self._announced.add(object_keys.wal(entry.seq), len(header), body)
         if self.membership.others:
-            answered = {origin.origin_id for origin in entry.origins}
-            self.announcer.announce(self._newest, but=answered)
+            origin_ids = {origin.origin_id for origin in entry.origins}
+            self.announcer.announce(self._newest, but=origin_ids)
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
         if not entry.origins:
             return
-        seen = dict[str, int]()
+        newest_numbers = dict[str, int]()
         for origin, commits in shares(entry):
-            seen[origin.origin_id] = max(origin.number, seen.get(origin.origin_id, 0))
+            newest_numbers[origin.origin_id] = max(
+                origin.number, newest_numbers.get(origin.origin_id, 0)
+            )
             if origin.origin_id == self.membership.me.id:
                 self._answer_forwarded(entry, origin, commits, applied)
         for waiting in [waiting for waiting in self._queue if waiting.origin is not None]:
             origin = waiting.draft.origins[0]
-            if origin.number <= seen.get(origin.origin_id, 0):
+            if origin.number <= newest_numbers.get(origin.origin_id, 0):
                 self._finish(waiting, entry.seq)
 
     def _answer_forwarded(

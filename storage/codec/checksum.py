@@ -6,8 +6,8 @@ import pyarrow as pa
 from tidelog.storage.core.model import Part
 
 
-def crc32c(body: Part, before: int = 0) -> int:
-    """Return the CRC-32C of `body`; `before` is the checksum of the bytes that precede it."""
+def crc32c(body: Part, checksum: int = 0) -> int:
+    """Return the CRC-32C of `body`; `checksum` is that of the bytes before it."""
     # The library takes bytes and Arrow buffers, but no memoryview. `py_buffer` does not copy.
     data = body if isinstance(body, bytes) else pa.py_buffer(body)
-    return google_crc32c.extend(before, data)
+    return google_crc32c.extend(checksum, data)

@@ -340,14 +340,14 @@ def weights(rows: Rows | pa.RecordBatch) -> np.ndarray:
 
 def weight_before(batch: pa.RecordBatch) -> np.ndarray:
     """Return the weight of the records before each row, int64; the last element is the total."""
-    before = octets_before(batch.column("key")) + octets_before(batch.column("value"))
-    before += (
-        _RECORDS_BEFORE[: len(before)] if len(before) <= _FEW else _records_before(len(before))
+    weights = octets_before(batch.column("key")) + octets_before(batch.column("value"))
+    weights += (
+        _RECORDS_BEFORE[: len(weights)] if len(weights) <= _FEW else _records_before(len(weights))
     )
     headers = batch.column("headers")
     if headers.null_count < len(headers):
-        before += _headers_before(headers)
-    return before
+        weights += _headers_before(headers)
+    return weights
 
 
 def rows_bound(batch: pa.RecordBatch, bytes_max: int) -> int:
@@ -392,12 +392,12 @@ def headers_before(headers: pa.Array) -> np.ndarray:
 
 def _headers_before(headers: pa.Array, header_bytes: int = HEADER_BYTES) -> np.ndarray:
     flat: Any = headers.flatten()  # type: ignore[attr-defined]  # without content of null lists
-    before = octets_before(flat.field("key")) + octets_before(flat.field("value"))
-    before += header_bytes * np.arange(len(before))
+    weights = octets_before(flat.field("key")) + octets_before(flat.field("value"))
+    weights += header_bytes * np.arange(len(weights))
     counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False)
     ends = np.zeros(len(headers) + 1, dtype=np.int64)
     np.cumsum(counts, out=ends[1:])
-    return before[ends]
+    return weights[ends]
 
 
 def _weight_of_headers(headers: Headers | None) -> int:

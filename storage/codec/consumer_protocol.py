@@ -19,7 +19,7 @@ def assigned(assignment: bytes) -> list[tuple[str, tuple[int, ...]]]:
     Return an empty list for bytes that are not an assignment of Kafka's consumers.
     """
     topic_partitions: list[tuple[str, tuple[int, ...]]] = []
-    left = PARTITIONS_MAX
+    remaining_count = PARTITIONS_MAX
     try:
         (version,) = _LENGTH.unpack_from(assignment)
         (topics,) = _COUNT.unpack_from(assignment, _LENGTH.size)
@@ -32,8 +32,8 @@ def assigned(assignment: bytes) -> list[tuple[str, tuple[int, ...]]]:
             (count,) = _COUNT.unpack_from(assignment, position + length)
             name = assignment[position : position + length].decode()
             position += length + _COUNT.size
-            left -= count
-            if length < 0 or count < 0 or left < 0:
+            remaining_count -= count
+            if length < 0 or count < 0 or remaining_count < 0:
                 return []
             topic_partitions.append((name, struct.unpack_from(f">{count}i", assignment, position)))
             position += count * _COUNT.size

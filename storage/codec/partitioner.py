@@ -59,17 +59,17 @@ class Sticky:
 
     def spread(self, row_bytes: Ints, count: int) -> Ints:
         """Choose a partition for each row of one request, in order, by the rows' sizes."""
-        before = np.cumsum(row_bytes) - row_bytes
-        return (before // RUN_BYTES + self._draw()) % count
+        row_starts = np.cumsum(row_bytes) - row_bytes
+        return (row_starts // RUN_BYTES + self._draw()) % count
 
     def spread_few(self, row_bytes: Sequence[int], count: int) -> list[int]:
         """Choose as `spread` does, but with lists instead of arrays, for few rows."""
         first = self._draw()
-        before = 0
+        row_start = 0
         partitions = []
         for size in row_bytes:
-            partitions.append((before // RUN_BYTES + first) % count)
-            before += size
+            partitions.append((row_start // RUN_BYTES + first) % count)
+            row_start += size
         return partitions
 
     def _draw(self) -> int:
@@ -178,7 +178,11 @@ def cut(
 
 
 def _place_rows(
-    rows: Rows, named: Sequence[int | None] | None, count: int, sticky: Sticky, rest: int | None
+    rows: Rows,
+    named: Sequence[int | None] | None,
+    count: int,
+    sticky: Sticky,
+    otherwise: int | None,
 ) -> list[int]:
     placed: list[int | None] = list(named) if named is not None else [None] * len(rows)
     keyless = []
@@ -186,8 +190,8 @@ def _place_rows(
         if partition is not None:
             if not 0 <= partition < count:
                 raise NoSuchPartition(row, partition, count)
-        elif rest is not None:
-            placed[row] = rest
+        elif otherwise is not None:
+            placed[row] = otherwise
         elif (key := rows.keys[row]) is not None:
             placed[row] = partition_of(key, count)
         else:

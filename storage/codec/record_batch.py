@@ -158,14 +158,14 @@ def check(
     try:
         if sent is None:
             return InvalidBatch("a partition of the request has no records")
-        opened = _opened(sent, rules, effort)
-        walked = _walked(opened, effort)
+        opened_batch = _opened(sent, rules, effort)
+        walked = _walked(opened_batch, effort)
         if rules.needs_keys and walked.has_null_key:
             numbers = records.without_key(
-                opened.raw, opened.start, opened.header.count, KEYLESS_MAX
+                opened_batch.raw, opened_batch.start, opened_batch.header.count, KEYLESS_MAX
             )
             return KeylessRecords(numbers)
-        return _batch(opened, walked)
+        return _batch(opened_batch, walked)
     except LogError as error:
         return bare(error)
 
@@ -207,9 +207,9 @@ def _unpacked(codec: int, packed: memoryview, rules: Rules, effort: Effort | Non
     return raw
 
 
-def _walked(opened: _Opened, effort: Effort | None) -> Walked:
-    raw, start, count = opened.raw, opened.start, opened.header.count
-    base_timestamp = opened.header.base_timestamp
+def _walked(opened_batch: _Opened, effort: Effort | None) -> Walked:
+    raw, start, count = opened_batch.raw, opened_batch.start, opened_batch.header.count
+    base_timestamp = opened_batch.header.base_timestamp
     if effort is None or effort.headers >= HEADERS_MAX:
         return records.walk(raw, start, count, base_timestamp)
     try:
@@ -223,8 +223,8 @@ def _walked(opened: _Opened, effort: Effort | None) -> Walked:
     return walked
 
 
-def _batch(opened: _Opened, walked: Walked) -> Batch:
-    sent, header = opened.sent, opened.header
+def _batch(opened_batch: _Opened, walked: Walked) -> Batch:
+    sent, header = opened_batch.sent, opened_batch.header
     data = sent
     if header.max_timestamp != walked.timestamp_max or header.attributes & LOG_APPEND_TIME:
         # Kafka's broker does the same. sarama, for example, sends no maximum timestamp, but
@@ -238,7 +238,7 @@ def _batch(opened: _Opened, walked: Walked) -> Batch:
         header.attributes & CODEC_BITS,
         walked.timestamp_min,
         walked.timestamp_max,
-        len(opened.raw) - opened.start,
+        len(opened_batch.raw) - opened_batch.start,
         walked.weight,
         walked.has_null_key,
         header.producer_id,
@@ -315,10 +315,10 @@ def _changed(batch: memoryview, attributes: int, max_timestamp: int) -> bytearra
     return head
 
 
-def _crc(data: bytearray | memoryview, before: int = 0) -> int:
+def _crc(data: bytearray | memoryview, checksum: int = 0) -> int:
     if len(data) > _COPY_MAX:
-        return crc32c(data, before)
-    return google_crc32c.extend(before, bytes(data))
+        return crc32c(data, checksum)
+    return google_crc32c.extend(checksum, bytes(data))
 
 
 # --- chunks
@@ -354,13 +354,13 @@ def decode(batches: Sequence[KeptBatch], key: str) -> DecodedBatches:
     batch becomes `count` rows without keys. The first row has the whole batch as its value, and
     each row has the header UNDECODABLE, whose value is the reason.
     """
-    parts, undecodable, left = list[pa.RecordBatch](), 0, chunk.RAW_SIZE_MAX
+    parts, undecodable, remaining_bytes = list[pa.RecordBatch](), 0, chunk.RAW_SIZE_MAX
     groups = deque(_groups(batches))
     while groups:
         group = groups.popleft()
         try:
-            part, size = _read(group, key, left)
-            left -= size
+            part, size = _read(group, key, remaining_bytes)
+            remaining_bytes -= size
         except _READ_ERRORS as error:
             if len(group) > 1:  # read the batches one by one, to find those that cause it
                 groups.extendleft([item] for item in reversed(group))
@@ -387,8 +387,8 @@ def _groups(batches: Sequence[KeptBatch]) -> Iterator[Sequence[KeptBatch]]:
 _READ_ERRORS = (InvalidBatch, pa.ArrowInvalid, ValueError, IndexError, OverflowError)
 
 
-def _read(batches: Sequence[KeptBatch], key: str, left: int) -> tuple[pa.RecordBatch, int]:
-    """Return the records, and the bytes that they have unpacked: `left` at most, else Corrupt."""
+def _read(batches: Sequence[KeptBatch], key: str, bytes_max: int) -> tuple[pa.RecordBatch, int]:
+    """Return the records and their unpacked bytes: `bytes_max` at most, else Corrupt."""
     pieces = list[records.Raw]()
     starts, ends, counts, base_timestamps = list[int](), list[int](), list[int](), list[int]()
     size = 0
@@ -404,7 +404,7 @@ def _read(batches: Sequence[KeptBatch], key: str, left: int) -> tuple[pa.RecordB
         ends.append(size)
         counts.append(count)
         base_timestamps.append(base_timestamp)
-        if size > left:
+        if size > bytes_max:
             raise Corrupt(key, f"a chunk has more than {chunk.RAW_SIZE_MAX} unpacked bytes")
     rows = records.read(b"".join(pieces), starts, ends, counts, base_timestamps)
     return rows, size

@@ -414,19 +414,19 @@ class _Cut:
 
     def _full(self, *, is_last: bool) -> Iterator[pa.RecordBatch]:
         whole = concat(self._parts)
-        before = _content_before(whole)
+        content_bytes = _content_before(whole)
         first, rows = 0, whole.num_rows
         while first < rows:
-            room = before[first] + GROUP_BYTES_MAX
+            room = content_bytes[first] + GROUP_BYTES_MAX
             # A group has at least one row.
-            fitting = max(int(np.searchsorted(before, room, side="right")) - 1, first + 1)
+            fitting = max(int(np.searchsorted(content_bytes, room, side="right")) - 1, first + 1)
             last = min(fitting, first + GROUP_ROWS, rows)
             if last == rows and last - first < GROUP_ROWS and not is_last:
                 break  # more rows may fit
             yield whole.slice(first, last - first)
             first = last
         self._parts = [whole.slice(first)] if first < rows else []
-        self._rows, self._bytes = rows - first, int(before[rows] - before[first])
+        self._rows, self._bytes = rows - first, int(content_bytes[rows] - content_bytes[first])
 
 
 def _content_before(batch: pa.RecordBatch) -> np.ndarray:

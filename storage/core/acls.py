@@ -119,17 +119,17 @@ def covers(acl: Acl, name: str) -> bool:
 
 def check(acl: Acl) -> InvalidRequest | None:
     """Return why the binding is not valid. If it is valid, return None."""
-    for what, value, words in (
+    for field, value, words in (
         ("resource_type", acl.resource_type, RESOURCE_TYPES),
         ("pattern_type", acl.pattern_type, PATTERN_TYPES),
         ("operation", acl.operation, OPERATIONS),
         ("permission", acl.permission, PERMISSIONS),
     ):
         if value not in words:
-            return InvalidRequest(f"{what} {value[:99]!r} is none of {', '.join(words)}")
-    for what, text in (("resource_name", acl.resource_name), ("host", acl.host)):
+            return InvalidRequest(f"{field} {value[:99]!r} is none of {', '.join(words)}")
+    for field, text in (("resource_name", acl.resource_name), ("host", acl.host)):
         if not _is_text(text):
-            return InvalidRequest(f"{what} must be 1 to {TEXT_BYTES_MAX} printable bytes")
+            return InvalidRequest(f"{field} must be 1 to {TEXT_BYTES_MAX} printable bytes")
     if acl.resource_type == CLUSTER and acl.resource_name != CLUSTER_NAME:
         return InvalidRequest(
             f"the only valid name for the CLUSTER resource is {CLUSTER_NAME}, "

@@ -208,9 +208,9 @@ def missing_object(key: str) -> Corrupt:
     return Corrupt(key, "the log names the object, but it does not exist")
 
 
-def cut_off(key: str, size: int, wanted: int, start: int) -> Corrupt:
-    """Return the error for an object that ends before the `wanted` bytes from `start` on."""
-    return Corrupt(key, f"has {size} of {wanted} bytes at {start}: it is cut off")
+def cut_off(key: str, size: int, expected_bytes: int, start: int) -> Corrupt:
+    """Return the error for an object that ends before the `expected_bytes` from `start` on."""
+    return Corrupt(key, f"has {size} of {expected_bytes} bytes at {start}: it is cut off")
 
 
 class DamagedRecords(Corrupt):

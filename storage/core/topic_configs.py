@@ -323,17 +323,17 @@ def check_default(name: str, value: str) -> None:
         raise InvalidConfig(f"unknown default {name!r}: known are {', '.join(DEFAULTS)}")
 
 
-def _check_value(what: str, key: ConfigKey, value: str) -> None:
+def _check_value(title: str, key: ConfigKey, value: str) -> None:
     try:
         key.parse(value)
     except ValueError as error:
-        raise InvalidConfig(f"invalid value {value!r} for {what}: {error}") from error
+        raise InvalidConfig(f"invalid value {value!r} for {title}: {error}") from error
 
 
-def _check_length(what: str, value: str) -> None:
+def _check_length(title: str, value: str) -> None:
     if len(value) > VALUE_CHARS_MAX:
         raise InvalidConfig(
-            f"the value of {what} has {len(value)} characters, the limit is {VALUE_CHARS_MAX}"
+            f"the value of {title} has {len(value)} characters, the limit is {VALUE_CHARS_MAX}"
         )
 
 
@@ -461,8 +461,8 @@ class TopicDefaults:
 
     def changed(self, changes: Mapping[str, str | None]) -> "TopicDefaults":
         """Return the defaults after these changes. None removes a default."""
-        after = (self.values | dict(changes)).items()
-        return TopicDefaults({name: text for name, text in after if text is not None})
+        entries = (self.values | dict(changes)).items()
+        return TopicDefaults({name: text for name, text in entries if text is not None})
 
     def partitions(self, fallback: int) -> int:
         """Return the number of partitions of a new topic whose request gives no number.

@@ -44,12 +44,14 @@ class TopicSelection(NamedTuple):
         """Return the partitions, sorted by topic and number. Raises UnknownPartition."""
         if self.assigned is None:
             return snapshot.all_partitions()
-        wanted = [TopicPartition(name, n) for name, ns in self.assigned.items() for n in set(ns)]
-        for name, number in wanted:
+        topic_partitions = [
+            TopicPartition(name, n) for name, ns in self.assigned.items() for n in set(ns)
+        ]
+        for name, number in topic_partitions:
             count = len(snapshot.topics[name].partitions)
             if not 0 <= number < count:
                 raise UnknownPartition(name, number, count)
-        return sorted(wanted)
+        return sorted(topic_partitions)
 
 
 class Boundary(NamedTuple):

@@ -198,8 +198,8 @@ class OfflineLog:
             part = part._replace(log_start_offset=max(part.log_start_offset, moved))
         start = max(start, part.log_start_offset)
         while (missing_span := hole(index, start, end)) is not None:
-            what = f"partition {part.number}: {in_no_segment(*missing_span)}"
-            doubt = TableInDoubt(topic.prefix, table.version, await blamed(table, what))
+            problem = f"partition {part.number}: {in_no_segment(*missing_span)}"
+            doubt = TableInDoubt(topic.prefix, table.version, await blamed(table, problem))
             if fail_on_data_loss:
                 raise doubt
             count = missing_span[1] - missing_span[0]
@@ -218,9 +218,9 @@ class OfflineLog:
     async def _find(self, snapshot: LogSnapshot, of: TopicPartition, time: int) -> int | None:
         part = snapshot.partition(of)
         whole = OffsetRange(*of, part.log_start_offset, part.high_watermark)
-        wanted = ReadFilter(timestamp_min=time)
+        read_filter = ReadFilter(timestamp_min=time)
         for record_slice in chain[Slice](
-            segment_slices(snapshot, whole, wanted), tail_slices(snapshot, whole, wanted)
+            segment_slices(snapshot, whole, read_filter), tail_slices(snapshot, whole, read_filter)
         ):
             offset = await self._slices.first_at(record_slice, time)
             if offset is not None:

@@ -152,28 +152,32 @@ class Split(NamedTuple):
 def plan(
     snapshot: LogSnapshot,
     ranges: Sequence[OffsetRange],
-    wanted: ReadFilter = NO_FILTER,
+    read_filter: ReadFilter = NO_FILTER,
     *,
     split_bytes: int = SPLIT_BYTES,
     splits_min: int = 1,
 ) -> list[Split]:
-    """Split the records of `ranges` that may match `wanted`; each record is in exactly one split.
+    """Split the records of `ranges` that may match the filter; each record is in exactly one split.
 
     The splits of the tail come first, because tasks may start late. Collection may delete a WAL
     object an hour after its records were sealed. It deletes a segment a day after a commit removed
     it from the table, or later. If splits would be smaller than `SPLIT_BYTES_MIN`, there are fewer
     splits than `splits_min`.
     """
-    clipped = [left for offset_range in ranges if (left := wanted.clip(offset_range)) is not None]
+    clipped = [
+        clipped_range
+        for offset_range in ranges
+        if (clipped_range := read_filter.clip(offset_range)) is not None
+    ]
     tail = [
         record_slice
         for offset_range in clipped
-        for record_slice in tail_slices(snapshot, offset_range, wanted)
+        for record_slice in tail_slices(snapshot, offset_range, read_filter)
     ]
     segments = [
         record_slice
         for offset_range in clipped
-        for record_slice in segment_slices(snapshot, offset_range, wanted)
+        for record_slice in segment_slices(snapshot, offset_range, read_filter)
     ]
     if splits_min > 1:
         total = sum(
@@ -187,7 +191,7 @@ def plan(
 
 
 def segment_slices(
-    snapshot: LogSnapshot, offset_range: OffsetRange, wanted: ReadFilter = NO_FILTER
+    snapshot: LogSnapshot, offset_range: OffsetRange, read_filter: ReadFilter = NO_FILTER
 ) -> Iterator[SegmentRange]:
     """Yield the sealed part of a range, one slice for each segment."""
     topic = snapshot.topics[offset_range.topic]
@@ -196,7 +200,7 @@ def segment_slices(
     end = min(offset_range.end, view.sealed_end)
     for file in view.segments:
         low, high = max(start, file.base_offset), min(end, file.end_offset)
-        if low < high and wanted.overlaps(file.timestamp_min, file.timestamp_max):
+        if low < high and read_filter.overlaps(file.timestamp_min, file.timestamp_max):
             yield SegmentRange(
                 offset_range.topic,
                 offset_range.partition,
@@ -210,7 +214,7 @@ def segment_slices(
 
 
 def tail_slices(
-    snapshot: LogSnapshot, offset_range: OffsetRange, wanted: ReadFilter = NO_FILTER
+    snapshot: LogSnapshot, offset_range: OffsetRange, read_filter: ReadFilter = NO_FILTER
 ) -> Iterator[TailRange]:
     """Yield the unsealed part of a range, one slice for each tail chunk."""
     topic = snapshot.topics[offset_range.topic]
@@ -219,7 +223,7 @@ def tail_slices(
     end = min(offset_range.end, view.high_watermark)
     for chunk in view.tail:
         low, high = max(start, chunk.base_offset), min(end, chunk.end_offset)
-        if low < high and not chunk.is_lost and wanted.overlaps(*_times_of(chunk)):
+        if low < high and not chunk.is_lost and read_filter.overlaps(*_times_of(chunk)):
             yield TailRange(
                 offset_range.topic,
                 offset_range.partition,
@@ -269,14 +273,14 @@ def limit_offsets(
     leaves a rest. A partition gets at most one offset of the rest, the partitions with the fewest
     offsets first. Without this, a small partition could get no offset in any batch.
     """
-    left = {of: max(upto - start.get(of, 0), 0) for of, upto in end.items()}
-    total = sum(left.values())
+    available_counts = {of: max(upto - start.get(of, 0), 0) for of, upto in end.items()}
+    total = sum(available_counts.values())
     if total <= rows_max:
-        return {of: start.get(of, 0) + count for of, count in left.items()}
-    counts = {of: count * rows_max // total for of, count in left.items()}
+        return {of: start.get(of, 0) + count for of, count in available_counts.items()}
+    counts = {of: count * rows_max // total for of, count in available_counts.items()}
     surplus = rows_max - sum(counts.values())
-    for of in sorted(left, key=lambda of: (counts[of], of)):
-        extra = min(surplus, 1, left[of] - counts[of])
+    for of in sorted(available_counts, key=lambda of: (counts[of], of)):
+        extra = min(surplus, 1, available_counts[of] - counts[of])
         counts[of] += extra
         surplus -= extra
     return {of: start.get(of, 0) + count for of, count in counts.items()}

@@ -329,8 +329,8 @@ class Reader:
         missing_span = hole(index, offset, end)
         assert missing_span is not None
         table = await self._tables.of(topic)
-        what = f"partition {number}: {in_no_segment(*missing_span)}"
-        raise TableInDoubt(topic.prefix, table.version, await blamed(table, what))
+        problem = f"partition {number}: {in_no_segment(*missing_span)}"
+        raise TableInDoubt(topic.prefix, table.version, await blamed(table, problem))
 
     async def _index(self, topic: Topic, number: int, end: int) -> SegmentIndex:
         """Return the partition's segments from a manifest that reaches the sealed offset `end`."""
@@ -520,7 +520,7 @@ def _rows_within(
     The bounds are `budget` bytes and `rows_max` rows, but not fewer rows than `at_least`.
     """
     first = batch.slice(0, min(chunks.rows_bound(batch, budget), rows_max))
-    before = chunks.weight_before(first)
-    rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)
+    weights = chunks.weight_before(first)
+    rows = max(int(weights.searchsorted(budget, side="right")) - 1, at_least)
     rows = min(rows, first.num_rows)
-    return rows, int(before[rows])
+    return rows, int(weights[rows])

@@ -305,15 +305,16 @@ def started_ahead(
     The started items are at most `items_max`, with a total cost of at most `bytes_max` (I10), but
     always at least one. If the caller closes the generator, work that was not yielded is cancelled.
     """
-    left = deque(items)
+    remaining_items = deque(items)
     waiting: deque[tuple[Item, Started]] = deque()
     try:
-        while left or waiting:
+        while remaining_items or waiting:
             ahead = sum(cost(item) for item, _ in waiting)
-            while left and (
-                not waiting or (len(waiting) < items_max and ahead + cost(left[0]) <= bytes_max)
+            while remaining_items and (
+                not waiting
+                or (len(waiting) < items_max and ahead + cost(remaining_items[0]) <= bytes_max)
             ):
-                item = left.popleft()
+                item = remaining_items.popleft()
                 ahead += cost(item)
                 waiting.append((item, start(item)))
             yield waiting.popleft()

@@ -72,11 +72,11 @@ class SliceReader:
         self._segments = SegmentReader(source_of(store))
         self._chunks = StoreRanges(store)
 
-    async def fetch(self, record_slice: Slice, wanted: ReadFilter = NO_FILTER) -> Fetched:
-        """Fetch a slice. Skip row groups in which no record can match `wanted`."""
+    async def fetch(self, record_slice: Slice, read_filter: ReadFilter = NO_FILTER) -> Fetched:
+        """Fetch a slice. Skip row groups in which no record can match `read_filter`."""
 
         def is_needed(group: RowGroup) -> bool:
-            return wanted.overlaps(group.timestamp_min, group.timestamp_max)
+            return read_filter.overlaps(group.timestamp_min, group.timestamp_max)
 
         with gone_is_unavailable():
             if isinstance(record_slice, SegmentRange):
@@ -103,17 +103,20 @@ class SliceReader:
 
 
 def read_split(
-    opened: OpenedStore, split: Split, columns: Sequence[str], wanted: ReadFilter = NO_FILTER
+    opened_store: OpenedStore,
+    split: Split,
+    columns: Sequence[str],
+    read_filter: ReadFilter = NO_FILTER,
 ) -> Iterator[tuple[Slice, pa.RecordBatch]]:
     """Yield the records of a split in order, in batches: (slice, batch).
 
     A batch has those columns of RECORD_SCHEMA that `columns` names. The store's thread fetches
     ahead; the caller's thread decodes. Raises the errors of SliceReader.
     """
-    reader = SliceReader(opened.store)
+    reader = SliceReader(opened_store.store)
     ahead = started_ahead(
         split.slices,
-        lambda record_slice: opened.submit(reader.fetch(record_slice, wanted)),
+        lambda record_slice: opened_store.submit(reader.fetch(record_slice, read_filter)),
         attrgetter("cost"),
         items_max=AHEAD_SLICES,
         bytes_max=AHEAD_BYTES,

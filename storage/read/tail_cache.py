@@ -159,12 +159,12 @@ class TailCache:
     def _merge(self, pieces: list[CachedBatch]) -> None:
         merged, first = pieces[-MERGE_PIECES:], pieces[-MERGE_PIECES]
         records = _joined([piece.records for piece in merged])
-        before = sum([piece.nbytes for piece in merged])
-        nbytes = before - (MERGE_PIECES - 1) * PIECE_OVERHEAD
+        old_bytes = sum([piece.nbytes for piece in merged])
+        nbytes = old_bytes - (MERGE_PIECES - 1) * PIECE_OVERHEAD
         if isinstance(records, KeptBatches) or records.num_rows >= MEASURE_ROWS_MIN:
             # The callers' estimates for small chunks count mostly padding.
             nbytes = records.nbytes + PIECE_OVERHEAD
-        self.bytes += nbytes - before
+        self.bytes += nbytes - old_bytes
         is_json = all(piece.is_json for piece in merged)
         whole = CachedBatch(first.base_offset, records, is_json, nbytes, first.born)
         pieces[-MERGE_PIECES:] = [whole]

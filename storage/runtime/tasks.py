@@ -48,13 +48,13 @@ def lower_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
-def retrieve_exception(done: "asyncio.Future[Any]") -> None:
+def retrieve_exception(future: "asyncio.Future[Any]") -> None:
     """Retrieve the exception of a task or future that perhaps no task awaits.
 
     Used as a done callback, because asyncio logs exceptions that are never retrieved.
     """
-    if not done.cancelled():
-        done.exception()
+    if not future.cancelled():
+        future.exception()
 
 
 class Steps(Coroutine[Any, Any, T]):

@@ -20,10 +20,12 @@ T = TypeVar("T")
 class Threads(ThreadPoolExecutor):
     """Threads that refuse work after their end with the error of a request that was not done."""
 
-    def submit(self, call: Callable[P, T], /, *arguments: P.args, **more: P.kwargs) -> Future[T]:
+    def submit(
+        self, call: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs
+    ) -> Future[T]:
         """Run the call in a thread. Raises Unavailable after `shutdown`."""
         try:
-            return super().submit(call, *arguments, **more)
+            return super().submit(call, *arguments, **keywords)
         except RuntimeError as error:
             raise Unavailable("the broker stops: ask another one") from error
 

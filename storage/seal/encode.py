@@ -388,19 +388,19 @@ class _Encoder:
         if not self._run:
             return
         run = chunks.with_offsets(chunks.concat(self._run), self._run_base)
-        before = chunks.weight_before(run)
+        weights = chunks.weight_before(run)
         nbytes, rows, first = self._run_bytes, run.num_rows, 0
         self._run, self._run_rows, self._run_bytes = [], 0, 0
         while first < rows:
-            room = int(before[first]) + self._weight_left
-            last = int(before.searchsorted(room, side="right")) - 1
+            room = int(weights[first]) + self._weight_left
+            last = int(weights.searchsorted(room, side="right")) - 1
             if self._writer is None:
                 self._writer = segments.SegmentWriter(self._target.codec, self._target.level)
                 last = max(last, first + 1)  # a segment has at least one record
             if last > first:
                 self._writer.add(run.slice(first, last - first), nbytes * (last - first) // rows)
                 self._rows += last - first
-                self._weight_left -= int(before[last] - before[first])
+                self._weight_left -= int(weights[last] - weights[first])
                 self._segment_is_json &= self._is_json
                 self._row_end = self._run_base + last
             if last < rows:

@@ -100,11 +100,13 @@ class DueTails(NamedTuple):
         now_ms = self.now_ms()
         quota = state.access.quota
         own = state.tail_chunks.crowded(FULLNESS, quota)
-        others = state.tail_chunks.crowded(TAKEOVER_FULLNESS, quota)
+        takeover_limits = state.tail_chunks.crowded(TAKEOVER_FULLNESS, quota)
         for topic in list(state.topics.values()):
             if state.topic_of_id(topic.topic_id) is not None:  # else deleted during an await
                 is_own = self.owns(topic.topic_id)
-                chunks_max = self._chunks_max(state, topic, own if is_own else others, is_own)
+                chunks_max = self._chunks_max(
+                    state, topic, own if is_own else takeover_limits, is_own
+                )
                 yield topic, self._of_topic(state, topic, now_ms, chunks_max, is_own)
 
     def _chunks_max(
@@ -270,13 +272,13 @@ class Sealer:
 
     async def _begin_due(self, state: ClusterState, tasks: set[asyncio.Task[None]]) -> None:
         due: dict[str, list[int]] = {}
-        seen = 0
+        partition_count = 0
         for topic, numbers in self._due.of(state):
             if numbers:
                 due[topic.topic_id] = numbers
-            seen += len(topic.partitions)
-            if seen >= PARTITIONS_A_SLICE:
-                seen = 0
+            partition_count += len(topic.partitions)
+            if partition_count >= PARTITIONS_A_SLICE:
+                partition_count = 0
                 await asyncio.sleep(0)
         for partitions in (self._set_aside, self.damaged):
             for key in [key for key in partitions if key[1] not in due.get(key[0], ())]:
@@ -348,13 +350,13 @@ class Sealer:
         with another sealer is not an error: that sealer's commit stays, and the next round seals
         the rest.
         """
-        wanted = range(len(topic.partitions)) if numbers is None else numbers
-        rows, damage = await self._seal(topic, wanted)
+        partition_numbers = range(len(topic.partitions)) if numbers is None else numbers
+        rows, damage = await self._seal(topic, partition_numbers)
         for error in damage.values():
             raise error
         return rows
 
-    async def _seal(self, topic: Topic, wanted: Sequence[int]) -> tuple[int, dict[int, Corrupt]]:
+    async def _seal(self, topic: Topic, numbers: Sequence[int]) -> tuple[int, dict[int, Corrupt]]:
         """Seal each partition up to its end or to damage, in one or more commits.
 
         Return the number of records sealed, and the damage by partition. Raises the errors of the
@@ -363,26 +365,26 @@ class Sealer:
         rows, damage = 0, dict[int, Corrupt]()
         turn = self._turns.setdefault(topic.topic_id, asyncio.Lock())
         async with turn, self._topics:
-            left = {number: topic.partitions[number].high_watermark for number in wanted}
-            while left:  # each turn commits at least one segment, or finishes all partitions
+            ends = {number: topic.partitions[number].high_watermark for number in numbers}
+            while ends:  # each turn commits at least one segment, or finishes all partitions
                 topic = self._tables.topic_of_id(topic.topic_id) or topic
-                rows += await self._seal_some(topic, left, damage)
-        for number in wanted:
+                rows += await self._seal_some(topic, ends, damage)
+        for number in numbers:
             self.damaged.pop((topic.topic_id, number), None)
         self.damaged.update({(topic.topic_id, number): why for number, why in damage.items()})
         return rows, damage
 
     async def _seal_some(
-        self, topic: Topic, left: dict[int, int], damage: dict[int, Corrupt]
+        self, topic: Topic, ends: dict[int, int], damage: dict[int, Corrupt]
     ) -> int:
-        """Seal the partitions of `left` up to the offsets there, in one commit.
+        """Seal the partitions of `ends` up to the offsets there, in one commit.
 
-        Remove them from `left`. If the segments must be committed before all are sealed (see the
-        module docstring), the others stay in `left`. Return the number of records sealed.
+        Remove them from `ends`. If the segments must be committed before all are sealed (see the
+        module docstring), the others stay in `ends`. Return the number of records sealed.
         """
         # Read the sealed ends before the table. In between, the view may apply the seal of another
         # sealer. A table that was read before it would look as if it had lost that seal.
-        bases = {number: topic.partitions[number].sealed_end for number in left}
+        bases = {number: topic.partitions[number].sealed_end for number in ends}
         table = await self._tables.checked(topic)
         # `checked` may load the view again. `topic` is then of the old view, without the records
         # that came since, and a table that has them would seem to have other records than the WAL.
@@ -392,22 +394,22 @@ class Sealer:
         damage_by_number: dict[int, Corrupt] = {}
         try:
             async with self._preparing(topic, work.uploads, limit):
-                await self._plan(topic, table, bases, left, work, damage_by_number)
+                await self._plan(topic, table, bases, ends, work, damage_by_number)
                 await self._upload(topic, work, damage_by_number)
             files = await self._commit(topic, table, work)
         except ManifestConflict as conflict:
             self.counters.conflicts += 1
             log.info("another sealer was faster on %s: %s", topic.name, conflict)
-            left.clear()
+            ends.clear()
             return 0
         reached = {file.partition: file.end_offset for file in files}
         for number, base in bases.items():
             end = reached.get(number, base)
             if number in damage_by_number and await self._is_tail(topic, number, end):
                 damage[number] = damage_by_number[number]
-            is_done = number not in work.ranges or end == left[number]
+            is_done = number not in work.ranges or end == ends[number]
             if is_done or number in damage_by_number or not limit.expired():
-                del left[number]
+                del ends[number]
         rows = sum(file.rows for file in files)
         self.counters.segments += len(files)
         self.counters.rows += rows
@@ -445,8 +447,8 @@ class Sealer:
         actions = [*work.actions]
         actions += [Sealed(topic.topic_id, number, end) for number, end in reached.items()]
         for start in range(0, len(actions), ACTIONS_MAX):
-            some = AppendRequest((), 0, actions=actions[start : start + ACTIONS_MAX])
-            await self.writer.append(some, Acks.ALL)
+            request = AppendRequest((), 0, actions=actions[start : start + ACTIONS_MAX])
+            await self.writer.append(request, Acks.ALL)
         return files
 
     async def _plan(
@@ -466,20 +468,20 @@ class Sealer:
         app_ids = {number: seal_app_id(number) for number in bases}
         done_to = await table.transaction_versions(list(app_ids.values()))
         for number, base in bases.items():
-            done = done_to[app_ids[number]] or 0
+            table_end = done_to[app_ids[number]] or 0
             try:
-                if done < base:
+                if table_end < base:
                     raise Corrupt(
                         f"{topic.prefix}/_delta_log",
-                        f"partition {number} is sealed to {base}, its table only to {done}",
+                        f"partition {number} is sealed to {base}, its table only to {table_end}",
                     )
-                if done == base < ends[number]:
+                if table_end == base < ends[number]:
                     work.ranges[number] = base, ends[number]
-                elif done > (partition := topic.partitions[number]).sealed_end:
+                elif table_end > (partition := topic.partitions[number]).sealed_end:
                     # Not `base`: it may be of an older view, and maintenance may have removed
                     # records from the table since.
                     start = max(partition.sealed_end, partition.log_start_offset)
-                    reached = await self._ahead.check(topic, table, number, start, done)
+                    reached = await self._ahead.check(topic, table, number, start, table_end)
                     if reached is not None:
                         work.actions.append(Sealed(topic.topic_id, number, reached))
             except TableInDoubt:

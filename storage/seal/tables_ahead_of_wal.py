@@ -197,7 +197,7 @@ class TablesAhead:
             for segment in segments:
                 await upload(segment)
         uploads_done = work.take_done()
-        added = [done.file for done in uploads_done]
+        added = [upload_done.file for upload_done in uploads_done]
         await self._tables.refresh()
         current = self._tables.topic_of_id(topic.topic_id)
         is_changed = current is None or current.partitions[number].sealed_end > renewal.start
@@ -209,7 +209,7 @@ class TablesAhead:
         below = [file for file in index if is_cut and file.end_offset <= renewal.start]
         transactions = await _transactions(table, number, renewal, uploads_done[-1])
         self._uploader.check_age(topic, work.started)
-        has_lost = any(done.lost_end > renewal.start for done in uploads_done)
+        has_lost = any(upload_done.lost_end > renewal.start for upload_done in uploads_done)
         removed = [*below, *renewal.files]
         await table.replace(removed, added, transactions, data_change=is_cut or has_lost)
         self._uploader.check_age(topic, work.started)

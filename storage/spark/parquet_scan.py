@@ -69,11 +69,11 @@ def read_topic(
     if list(request.selection.names) != [topic]:
         raise InvalidRequest(f"read_topic reads one topic, not {topic!r}")
     register(spark)
-    with request.open() as opened:
-        view = opened.run(OfflineLog.open(opened.store, SystemClock()))
-        snapshot, ranges = opened.run(view.resolve(request.selection, request.span))
-        opened.run(view.close())
-        root = _root(opened.store)
+    with request.open() as opened_store:
+        view = opened_store.run(OfflineLog.open(opened_store.store, SystemClock()))
+        snapshot, ranges = opened_store.run(view.resolve(request.selection, request.span))
+        opened_store.run(view.close())
+        root = _root(opened_store.store)
     slices = [
         segment_range
         for offset_range in ranges
@@ -265,13 +265,13 @@ def _s3a_options(request: ReadRequest) -> dict[str, str]:
 @contextlib.contextmanager
 def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     """Change a setting of the session inside the `with` block."""
-    before = spark.conf.get(name)
-    assert before is not None, "each built-in setting of Spark has a value"
+    old_value = spark.conf.get(name)
+    assert old_value is not None, "each built-in setting of Spark has a value"
     spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(name, before)
+        spark.conf.set(name, old_value)
 
 
 def _text(value: str | int | bool) -> str:

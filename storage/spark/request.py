@@ -113,10 +113,10 @@ def read_rows(
     """Yield one task's rows. If the plan is empty, Spark makes one task, with `split` None."""
     if split is None:
         return
-    with request.open() as opened:
+    with request.open() as opened_store:
         small: list[pa.RecordBatch] = []
         count = 0
-        for record_slice, batch in read_split(opened, split, rows.columns):
+        for record_slice, batch in read_split(opened_store, split, rows.columns):
             small.append(rows.shaped(record_slice, batch))
             count += batch.num_rows
             if count >= BATCH_ROWS_MIN:

@@ -83,10 +83,10 @@ class TidelogReader(api.DataSourceReader):
 
     def partitions(self) -> list[api.InputPartition]:
         request = self.request
-        with request.open() as opened:
-            view = opened.run(OfflineLog.open(opened.store, SystemClock()))
-            snapshot, ranges = opened.run(view.resolve(request.selection, request.span))
-            opened.run(view.close())
+        with request.open() as opened_store:
+            view = opened_store.run(OfflineLog.open(opened_store.store, SystemClock()))
+            snapshot, ranges = opened_store.run(view.resolve(request.selection, request.span))
+            opened_store.run(view.close())
         splits = plan(snapshot, ranges, splits_min=request.splits_min)
         return [api.InputPartition(split) for split in splits]
 

@@ -49,8 +49,8 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's names from here on
         self._refreshed()
-        opened, view = self._open()
-        _, ranges = opened.run(view.resolve(self.request.selection, self.request.span))
+        opened_store, view = self._open()
+        _, ranges = opened_store.run(view.resolve(self.request.selection, self.request.span))
         return _to_json({TopicPartition(r.topic, r.partition): r.start for r in ranges})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -80,11 +80,11 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
         return _to_json(self._heads) if self._heads else None
 
     def partitions(self, start: Json, end: Json) -> list[api.InputPartition]:
-        opened, view = self._open()
+        opened_store, view = self._open()
         begin, upto = _from_json(start), _from_json(end)
         topics = sorted({of.topic for of in upto})
         is_strict = self.request.span.fail_on_data_loss
-        snapshot = opened.run(view.snapshot(topics, begin, fail_on_data_loss=is_strict))
+        snapshot = opened_store.run(view.snapshot(topics, begin, fail_on_data_loss=is_strict))
         ranges = [
             OffsetRange(*of, self._start_of(snapshot, of, begin.get(of, 0), end_offset), end_offset)
             for of, end_offset in upto.items()
@@ -97,10 +97,10 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def stop(self) -> None:
         if self._live is not None:
-            opened, view = self._live
+            opened_store, view = self._live
             self._live = None
-            opened.run(view.close())
-            opened.close()
+            opened_store.run(view.close())
+            opened_store.close()
 
     def _start_of(self, snapshot: LogSnapshot, of: TopicPartition, start: int, end: int) -> int:
         view = snapshot.partition(of)
@@ -120,8 +120,8 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _refreshed(self) -> Offsets:
         """Return the selected partitions' end offsets, including all commits before this call."""
-        opened, view = self._open()
-        opened.run(view.refresh())
+        opened_store, view = self._open()
+        opened_store.run(view.refresh())
         selection = self.request.selection
         snapshot = view.offsets(selection.topics())
         self._heads = {
@@ -131,11 +131,14 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _open(self) -> tuple[OpenedStore, OfflineLog]:
         if self._live is None:
-            opened = self.request.open()
+            opened_store = self.request.open()
             try:
-                self._live = opened, opened.run(OfflineLog.open(opened.store, SystemClock()))
+                self._live = (
+                    opened_store,
+                    opened_store.run(OfflineLog.open(opened_store.store, SystemClock())),
+                )
             except BaseException:
-                opened.close()
+                opened_store.close()
                 raise
         return self._live
 

@@ -121,13 +121,15 @@ class Access:
         match action:
             case CreateKey():
                 return self._check_key(action)
-            case CreateAcls(wanted):
-                if len(wanted) > ACLS_AT_ONCE_MAX:
-                    return InvalidRequest(f"{len(wanted)} ACLs at once: {ACLS_AT_ONCE_MAX} at most")
-                new = sum(acl not in self.acls for acl in wanted)
+            case CreateAcls(new_acls):
+                if len(new_acls) > ACLS_AT_ONCE_MAX:
+                    return InvalidRequest(
+                        f"{len(new_acls)} ACLs at once: {ACLS_AT_ONCE_MAX} at most"
+                    )
+                new = sum(acl not in self.acls for acl in new_acls)
                 if len(self.acls) + new > ACLS_MAX:
                     return InvalidRequest(f"there are {len(self.acls)} ACLs: {ACLS_MAX} at most")
-                return next((why for acl in wanted if (why := acls.check(acl))), None)
+                return next((why for acl in new_acls if (why := acls.check(acl))), None)
             case SetQuotas(principal, rates):
                 return self._check_quotas(principal, rates, level)
             case DeleteKey() | DeleteAcls():
@@ -144,15 +146,15 @@ class Access:
                 if key is not None:
                     self._by_digest.pop(key.digest, None)
                     self._shares.add(rules.KEYS, key.principal, -1)
-            case CreateAcls(wanted):
-                for acl in wanted:
+            case CreateAcls(new_acls):
+                for acl in new_acls:
                     self.acls.add(acl)
             case DeleteAcls(unwanted):
                 for acl in unwanted:
                     self.acls.remove(acl)
             case SetQuotas(principal, rates):
-                after = {**self.quotas.get(principal, {}), **rates}
-                self._set(principal, {name: rate for name, rate in after.items() if rate})
+                new_rates = {**self.quotas.get(principal, {}), **rates}
+                self._set(principal, {name: rate for name, rate in new_rates.items() if rate})
 
     def kept(self) -> AccessCheckpoint | None:
         """Return access as part of a checkpoint, or None if there is nothing to store."""
@@ -161,10 +163,10 @@ class Access:
         return AccessCheckpoint(list(self.keys.values()), list(self.acls), self.quotas)
 
     def _keep(self, key: Key) -> None:
-        before = self.keys.get(key.key_id)
-        if before is not None:  # an earlier action of the same commit created it
-            self._by_digest.pop(before.digest, None)
-            self._shares.add(rules.KEYS, before.principal, -1)
+        old_key = self.keys.get(key.key_id)
+        if old_key is not None:  # an earlier action of the same commit created it
+            self._by_digest.pop(old_key.digest, None)
+            self._shares.add(rules.KEYS, old_key.principal, -1)
         self.keys[key.key_id] = key
         self._by_digest[key.digest] = key
         self._shares.add(rules.KEYS, key.principal, 1)
@@ -198,11 +200,11 @@ class Access:
         names = [name for name in QUOTAS if _level_of(name) <= level]
         for name, rate in rates.items():
             if name not in names:
-                more = ""
+                advice = ""
                 if name in QUOTAS:
                     needed = _level_of(name)
-                    more = f": it needs level {needed} of the format, see `tidelog upgrade`"
-                return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(names)}{more}")
+                    advice = f": it needs level {needed} of the format, see `tidelog upgrade`"
+                return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(names)}{advice}")
             most = PERCENTAGE_MAX if name == REQUEST_PERCENTAGE else RATE_MAX
             if rate is not None and not 1 <= rate <= most:
                 unit = " bytes per second" if name in BYTE_RATES else ""

@@ -34,10 +34,10 @@ def assign_range(subscriptions: Subscriptions, partitions: Partitions, _: Owned)
     """
     assigned: Assignment = {member: [] for member in sorted(subscriptions)}
     for topic, members in _members_of(subscriptions, partitions).items():
-        share, more = divmod(partitions[topic], len(members))
+        share, remainder = divmod(partitions[topic], len(members))
         first = 0
         for index, member in enumerate(members):
-            end = first + share + (index < more)
+            end = first + share + (index < remainder)
             assigned[member] += [TopicIdPartition(topic, number) for number in range(first, end)]
             first = end
     return assigned
@@ -59,13 +59,15 @@ def assign_round_robin(
     return assigned
 
 
-def assign_sticky(subscriptions: Subscriptions, partitions: Partitions, owned: Owned) -> Assignment:
+def assign_sticky(
+    subscriptions: Subscriptions, partitions: Partitions, owned_partitions: Owned
+) -> Assignment:
     """Balance the assignment with as few moves of owned partitions as possible.
 
     Balance is defined as in Kafka's StickyAssignor. If member A could own a partition of member B,
     A has at most one partition fewer than B. If two members owned a partition, the member with the
     smaller id keeps it."""
-    sticky = _Sticky(subscriptions, partitions, owned)
+    sticky = _Sticky(subscriptions, partitions, owned_partitions)
     sticky.give_the_rest()
     sticky.level()
     return {member: share.sorted() for member, share in sorted(sticky.held.items())}
@@ -88,12 +90,12 @@ class _RoundRobin:
         self._members = members
         self._at = 0
 
-    def next_of(self, wanted: Collection[str]) -> str:
-        """Return the next member that is in `wanted`. At least one member must be in it."""
+    def next_of(self, members: Collection[str]) -> str:
+        """Return the next member that is in `members`. At least one member must be in it."""
         while True:
             member = self._members[self._at % len(self._members)]
             self._at += 1
-            if member in wanted:
+            if member in members:
                 return member
 
 
@@ -131,7 +133,9 @@ class _PartitionShare:
 class _Sticky:
     """A sticky assignment during its computation. It starts from the previous assignment."""
 
-    def __init__(self, subscriptions: Subscriptions, partitions: Partitions, owned: Owned) -> None:
+    def __init__(
+        self, subscriptions: Subscriptions, partitions: Partitions, owned_partitions: Owned
+    ) -> None:
         self._members_of = _members_of(subscriptions, partitions)
         self._topics = {member: set(topics) for member, topics in subscriptions.items()}
         self._free = {
@@ -141,7 +145,7 @@ class _Sticky:
         }
         self.held = {member: _PartitionShare() for member in sorted(subscriptions)}
         for member, share in self.held.items():
-            for partition in owned.get(member, ()):
+            for partition in owned_partitions.get(member, ()):
                 if partition in self._free and partition.topic_id in self._topics[member]:
                     self._free.discard(partition)
                     share.add(partition)

@@ -237,10 +237,10 @@ class ClusterState:
             record = self._keys.get(commit.key.key, owner)
             if record is not None:
                 return recall(record, commit.key.fingerprint)
-        others = [action for action in commit.actions if type(action) is not Append]
+        other_actions = [action for action in commit.actions if type(action) is not Append]
         # Each action is checked against the state before the commit. If one action of a commit
         # removed data that a later action needs, no broker could ever apply this entry.
-        if len(commit.actions) > 1 and any(isinstance(action, ALONE) for action in others):
+        if len(commit.actions) > 1 and any(isinstance(action, ALONE) for action in other_actions):
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in ALONE)
             return Outcome([], InvalidRequest(f"a commit with one of {kinds} has no other action"))
         for action in commit.actions:
@@ -249,13 +249,13 @@ class ClusterState:
                 return Outcome([], refusal)
         batches = (
             self.producers.recognise(commit.actions, entry.chunks, self.elapsed_ms)
-            if others
+            if other_actions
             else NOTHING
         )
         if isinstance(batches, LogError):
             return Outcome([], batches)
-        if (others or commit.key is not None) and not batches.is_retry:
-            refusal = self._check_together(commit, others, entry.chunks)
+        if (other_actions or commit.key is not None) and not batches.is_retry:
+            refusal = self._check_together(commit, other_actions, entry.chunks)
             if refusal is not None:
                 return Outcome([], refusal)
         placements: list[AppendedRange] = []
@@ -281,17 +281,19 @@ class ClusterState:
         return Outcome(placements, None, batches.is_retry, batches.repeated, producer)
 
     def _check_together(
-        self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
+        self, commit: Commit, other_actions: Sequence[AnyAction], chunks: Sequence[Chunk]
     ) -> LogError | None:
         """Return why the actions cannot be in one commit, or None.
 
         Call this after all other checks: a broker without `check_order` raises where it refuses, so
         no log has such a commit.
         """
-        return self._check_shares(commit, others, chunks) or self.holds.check_order(others)
+        return self._check_shares(commit, other_actions, chunks) or self.holds.check_order(
+            other_actions
+        )
 
     def _check_shares(
-        self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
+        self, commit: Commit, other_actions: Sequence[AnyAction], chunks: Sequence[Chunk]
     ) -> LogError | None:
         """Return why the commit would exceed a bound or a share, or None.
 
@@ -302,7 +304,7 @@ class ClusterState:
             return None
         parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)
         needs: list[Need] = []
-        for action in others:
+        for action in other_actions:
             for part in parts:
                 needs += part.needs(action, commit.principal, chunks)
         if commit.key is not None:

@@ -146,12 +146,12 @@ class CommittedOffsets:
         topics = self._groups.get(commit.group_id, {})
         count = size = 0
         for group_offset in commit.offsets:
-            before = topics.get(group_offset.topic_id, {}).get(group_offset.partition)
+            old_offset = topics.get(group_offset.topic_id, {}).get(group_offset.partition)
             size += len(group_offset.metadata.encode())
-            if before is None:
+            if old_offset is None:
                 count += 1
             else:
-                size -= len(before.metadata.encode())
+                size -= len(old_offset.metadata.encode())
         return [
             Need(rules.OFFSETS, owner, count, OFFSETS_MAX),
             Need(rules.OFFSET_METADATA_BYTES, owner, size, ALL_METADATA_BYTES_MAX),

@@ -206,27 +206,30 @@ class GroupMembers:
         if group is None or member is None:
             return []  # `apply` refuses it
         if isinstance(action, AssignByHand):
-            more = PLACE_BYTES * (len(action.partitions) - len(member.owned))
+            added_bytes = PLACE_BYTES * (len(action.partitions) - len(member.owned))
         elif isinstance(action, Seek):
             sought = {(seek.topic_id, seek.partition) for seek in member.sought}
             moved = {(seek.topic_id, seek.partition) for seek in action.positions}
-            more = PLACE_BYTES * len(moved - sought)
+            added_bytes = PLACE_BYTES * len(moved - sought)
         else:
-            more = self._growth_of(group, member, action)
-        return [Need(rules.MEMBER_BYTES, member.config.principal, max(more, 0), MEMBER_BYTES_MAX)]
+            added_bytes = self._growth_of(group, member, action)
+        return [
+            Need(rules.MEMBER_BYTES, member.config.principal, max(added_bytes, 0), MEMBER_BYTES_MAX)
+        ]
 
     def _growth_of(self, group: ConsumerGroup, member: GroupMember, action: Subscribe) -> int:
         """Return how many bytes a subscription adds to its group.
 
         A topic that does not exist counts as one partition.
         """
-        others: set[str] = set()
+        other_topics: set[str] = set()
         for other in group.members.values():
             if other is not member:
-                others.update(other.topics)
-        before, after = set(member.topics) - others, set(action.topics) - others
-        places = sum(self._places(name) for name in after - before)
-        places -= sum(self._places(name) for name in before - after)
+                other_topics.update(other.topics)
+        old_topics = set(member.topics) - other_topics
+        new_topics = set(action.topics) - other_topics
+        places = sum(self._places(name) for name in new_topics - old_topics)
+        places -= sum(self._places(name) for name in old_topics - new_topics)
         size = subscription_size(action.topics) - subscription_size(member.topics)
         return size + len(action.pattern) - len(member.pattern) + PLACE_BYTES * places
 
@@ -240,10 +243,10 @@ class GroupMembers:
         if group is not None and not group.is_assigned_by_clients:
             for member in group.members.values():
                 sizes[member.config.principal] += member.size
-        before = self._sizes.pop(group_id, Counter())
+        old_sizes = self._sizes.pop(group_id, Counter())
         if sizes:
             self._sizes[group_id] = sizes
-        self._shares.change(rules.MEMBER_BYTES, before, sizes)
+        self._shares.change(rules.MEMBER_BYTES, old_sizes, sizes)
 
     def _count(self, member: GroupMember, count: int) -> None:
         self._shares.add(rules.MEMBERS, member.config.principal, count)
@@ -325,9 +328,9 @@ class GroupMembers:
         return None
 
     def _check_seek(self, member: GroupMember, positions: list[SeekPosition]) -> LogError | None:
-        owned = set(member.owned)
+        owned_partitions = set(member.owned)
         for topic_id, number, offset in positions:
-            if TopicIdPartition(topic_id, number) not in owned:
+            if TopicIdPartition(topic_id, number) not in owned_partitions:
                 return NotAssigned(
                     f"No current assignment for partition {self._name_of(topic_id)}-{number}"
                 )
@@ -376,9 +379,9 @@ class GroupMembers:
             return
         match action:
             case Subscribe(topics=topics, pattern=pattern):
-                more = bool(pattern) - bool(member.pattern)
-                if more:
-                    self._shares.add(rules.PATTERNS, member.config.principal, more)
+                added_patterns = bool(pattern) - bool(member.pattern)
+                if added_patterns:
+                    self._shares.add(rules.PATTERNS, member.config.principal, added_patterns)
                 member.topics, member.pattern = sorted(set(topics)), pattern
                 if member.is_by_hand:
                     member.is_by_hand, member.owned, member.sought = False, [], []
@@ -401,11 +404,13 @@ class GroupMembers:
         """Drop the member's seek positions in the partitions of its commit."""
         member = self.member(commit.group_id, commit.member_id)
         if member is not None and member.sought:
-            done = {
+            committed_partitions = {
                 (group_offset.topic_id, group_offset.partition) for group_offset in commit.offsets
             }
             member.sought = [
-                seek for seek in member.sought if (seek.topic_id, seek.partition) not in done
+                seek
+                for seek in member.sought
+                if (seek.topic_id, seek.partition) not in committed_partitions
             ]
             self._resized.add(commit.group_id)
 
@@ -504,8 +509,10 @@ class GroupMembers:
         if inputs == group.inputs:
             return
         members = {member.key: member for member in group.members.values() if member.is_subscribed}
-        owned = {key: member.owned for key, member in members.items()}
-        shares = ASSIGNORS[group.assignor](inputs.subscriptions, inputs.partitions, owned)
+        owned_partitions = {key: member.owned for key, member in members.items()}
+        shares = ASSIGNORS[group.assignor](
+            inputs.subscriptions, inputs.partitions, owned_partitions
+        )
         group.inputs = inputs
         group.generation += 1
         for member in group.members.values():
@@ -574,11 +581,17 @@ def _needs_of_clients(group: ConsumerGroup | None, action: SettleGroup) -> list[
     for member in action.members:
         members[member.principal] += 1
         sizes[member.principal] += member.size
-    for before in () if group is None else group.members.values():
-        if isinstance(before, ClientMember):
-            members[before.config.principal] -= 1
-            sizes[before.config.principal] -= before.settled.size
+    for old_member in () if group is None else group.members.values():
+        if isinstance(old_member, ClientMember):
+            members[old_member.config.principal] -= 1
+            sizes[old_member.config.principal] -= old_member.settled.size
     return [
-        *(Need(rules.MEMBERS, who, more, MEMBERS_MAX) for who, more in members.items()),
-        *(Need(rules.CLIENT_BYTES, who, more, CLIENT_BYTES_MAX) for who, more in sizes.items()),
+        *(
+            Need(rules.MEMBERS, principal, growth, MEMBERS_MAX)
+            for principal, growth in members.items()
+        ),
+        *(
+            Need(rules.CLIENT_BYTES, principal, growth, CLIENT_BYTES_MAX)
+            for principal, growth in sizes.items()
+        ),
     ]

@@ -123,8 +123,10 @@ class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     def forget_lost(self) -> None:
         if self.sought:
-            owned = cast(set[tuple[str, int]], set(self.owned))
-            self.sought = [seek for seek in self.sought if (seek.topic_id, seek.partition) in owned]
+            owned_partitions = cast(set[tuple[str, int]], set(self.owned))
+            self.sought = [
+                seek for seek in self.sought if (seek.topic_id, seek.partition) in owned_partitions
+            ]
 
 
 class ClientMember(GroupMember, array_like=True, forbid_unknown_fields=True):
@@ -351,7 +353,7 @@ class ConsumerGroup:
 
     def settle(self, action: SettleGroup, now_ms: int) -> None:
         """Make the action's members the members of the group."""
-        before = self.members
+        old_members = self.members
         self.generation = action.generation
         self.protocol_type, self.protocol = action.protocol_type, action.protocol
         self.leader, self.is_preparing = action.leader, False
@@ -359,7 +361,7 @@ class ConsumerGroup:
         self.inputs = Inputs({}, {})
         self.members = {}
         for settled_member in action.members:
-            member = before.get(settled_member.member_id)
+            member = old_members.get(settled_member.member_id)
             joined_ms = now_ms if member is None else member.joined_ms
             self.members[settled_member.member_id] = ClientMember.of(settled_member, joined_ms)
 

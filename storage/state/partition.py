@@ -235,10 +235,10 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
             tail.append(lost)
             if last < chunk.end_offset:
                 tail.append(chunk.part(last, chunk.end_offset))
-        more = len(tail) - len(self.tail)
+        added_chunks = len(tail) - len(self.tail)
         self.tail = tail
         self.tail_bytes = sum(chunk.bytes for chunk in tail)
-        return more
+        return added_chunks
 
     def is_gone(self, base_offset: int, end_offset: int) -> bool:
         """Return whether readers get no record of [base_offset, end_offset).

@@ -233,30 +233,39 @@ class Producers:
 
     def _check(self, batch: ProducerAppend, chunk: Chunk, now_ms: int) -> LogError | None:
         """Return why a batch that is no duplicate cannot be appended, or None if it can."""
-        who, epoch, base = batch.producer_id, batch.epoch, batch.base_sequence
-        if not (0 <= who <= PRODUCER_ID_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= base < SEQUENCES):
-            return InvalidRequest(f"invalid producer id {who}, epoch {epoch} or sequence {base}")
-        identity = self._identities.get(who)
+        producer_id, epoch, base = batch.producer_id, batch.epoch, batch.base_sequence
+        if not (
+            0 <= producer_id <= PRODUCER_ID_MAX
+            and 0 <= epoch <= EPOCH_MAX
+            and 0 <= base < SEQUENCES
+        ):
+            return InvalidRequest(
+                f"invalid producer id {producer_id}, epoch {epoch} or sequence {base}"
+            )
+        identity = self._identities.get(producer_id)
         sequence = self._sequences.get(_where(batch, chunk))
         newest = max(identity.epoch if identity else -1, sequence.epoch if sequence else -1)
         if epoch < newest:
-            return _fenced(who, epoch, newest)
+            return _fenced(producer_id, epoch, newest)
         if sequence is not None and epoch == sequence.epoch:
             expected = (sequence.batches[-1].last_sequence + 1) % SEQUENCES
-        elif sequence is not None or self._given_ms(who) >= now_ms - WINDOW_MS:
+        elif sequence is not None or self._given_ms(producer_id) >= now_ms - WINDOW_MS:
             expected = 0
         else:
             expected = base
         if base == expected:
             return None
-        what = f"producer {who} epoch {epoch} sends sequence {base} to partition {chunk.partition}"
+        message = (
+            f"producer {producer_id} epoch {epoch} sends sequence {base} "
+            f"to partition {chunk.partition}"
+        )
         if sequence is None:
             return UnknownProducer(
-                f"{what}, expected 0: the partition has no batch of this producer, because an "
+                f"{message}, expected 0: the partition has no batch of this producer, because an "
                 "earlier one is missing, or the topic was created again"
             )
         return OutOfOrderSequence(
-            f"{what}, expected {expected}: an earlier batch is missing, or this batch is older "
+            f"{message}, expected {expected}: an earlier batch is missing, or this batch is older "
             f"than the last {BATCHES_KEPT}"
         )
 
@@ -336,15 +345,17 @@ class Producers:
         """
         identity = self._identities.get(action.producer_id)
         if identity is None:
-            made = self._new(now_ms, principal)
+            new_identity = self._new(now_ms, principal)
         elif action.epoch not in (-1, identity.epoch):
-            made = msgspec.structs.replace(identity, used_ms=now_ms)
+            new_identity = msgspec.structs.replace(identity, used_ms=now_ms)
         elif identity.epoch >= EPOCH_MAX - 1:  # Kafka reserves the last epoch to end transactions
-            made = self._new(now_ms, principal)
+            new_identity = self._new(now_ms, principal)
         else:
-            made = _Identity(action.producer_id, identity.epoch + 1, action.epoch, now_ms, now_ms)
-        self._use(made)
-        return ProducerEpoch(made.producer_id, made.epoch)
+            new_identity = _Identity(
+                action.producer_id, identity.epoch + 1, action.epoch, now_ms, now_ms
+            )
+        self._use(new_identity)
+        return ProducerEpoch(new_identity.producer_id, new_identity.epoch)
 
     def _new(self, now_ms: int, principal: str) -> _Identity:
         self._next_id += 1

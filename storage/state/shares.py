@@ -115,17 +115,17 @@ class Shares:
     def add(self, bound: str, principal: str, count: int) -> None:
         """Add `count` to a principal's use of a bound. When the use ends, `count` is negative."""
         used = self._used[bound]
-        left = used.get(principal, 0) + count
-        if left:
-            used[principal] = left
+        new_count = used.get(principal, 0) + count
+        if new_count:
+            used[principal] = new_count
         else:
             used.pop(principal, None)
         self._totals[bound] += count
 
-    def change(self, bound: str, before: Counter[str], after: Counter[str]) -> None:
+    def change(self, bound: str, old_counts: Counter[str], new_counts: Counter[str]) -> None:
         """Count a use by principal in place of another one."""
-        for principal in before.keys() | after.keys():
-            self.add(bound, principal, after[principal] - before[principal])
+        for principal in old_counts.keys() | new_counts.keys():
+            self.add(bound, principal, new_counts[principal] - old_counts[principal])
 
     def used(self, bound: str, principal: str) -> int:
         return self._used[bound].get(principal, 0)
@@ -147,12 +147,12 @@ class Shares:
         None.
         """
         gained: dict[str | tuple[str, str], int] = {}
-        for bound, principal, more, maximum in needs:
-            if more <= 0:
+        for bound, principal, added_count, maximum in needs:
+            if added_count <= 0:
                 continue
             both = bound, principal
-            by_one = gained[both] = gained.get(both, 0) + more
-            by_all = gained[bound] = gained.get(bound, 0) + more
+            by_one = gained[both] = gained.get(both, 0) + added_count
+            by_all = gained[bound] = gained.get(bound, 0) + added_count
             if principal not in WITHOUT_SHARE:
                 share = principal_share(bound, principal, maximum, quota)
                 used = self._used[bound].get(principal, 0)
@@ -182,11 +182,11 @@ def principal_share(
     return share_of(maximum, max(raised, share_of(maximum, None)))
 
 
-def refused(bound: str, whose: str, used: int, most: int, more: int) -> BoundReached:
-    """Return the refusal of `more` of a bound. `whose` names what uses the bound."""
+def refused(bound: str, whose: str, used: int, most: int, added_count: int) -> BoundReached:
+    """Return the refusal of `added_count` of a bound. `whose` names what uses the bound."""
     counted, relief, retry_after_ms = _WORDS[bound]
     return BoundReached(
-        f"{whose} has {used} of its {most} {counted} and needs {more} more: {relief} "
+        f"{whose} has {used} of its {most} {counted} and needs {added_count} more: {relief} "
         f"(bound {bound})",
         retry_after_ms=retry_after_ms,
     )

@@ -54,8 +54,8 @@ class TailChunks:
 
     def settle(self) -> None:
         """Count the growth by an entry for the owners of its topics."""
-        for topic_id, more in self.growth.items():
-            self._add(topic_id, more)
+        for topic_id, added_chunks in self.growth.items():
+            self._add(topic_id, added_chunks)
         self.growth.clear()
 
     def removed(self, topic_id: str) -> None:
@@ -68,21 +68,21 @@ class TailChunks:
         for topic_id, topic in self._topics.items():
             self._add(topic_id, sum([len(partition.tail) for partition in topic.partitions]))
 
-    def _add(self, topic_id: str, more: int) -> None:
-        if not more:
+    def _add(self, topic_id: str, added_chunks: int) -> None:
+        if not added_chunks:
             return
-        count = self.of_topic(topic_id) + more
+        count = self.of_topic(topic_id) + added_chunks
         if count:
             self._counts[topic_id] = count
         else:
             del self._counts[topic_id]
-        self._shares.add(TAIL_CHUNKS, self.owner(topic_id), more)
+        self._shares.add(TAIL_CHUNKS, self.owner(topic_id), added_chunks)
 
     # -- what brokers do
 
-    def has_room(self, more: int) -> bool:
+    def has_room(self, added_chunks: int) -> bool:
         """Return whether there is room for so many chunks in every share. Cheap."""
-        return self._shares.total(TAIL_CHUNKS) + more <= rules.share_of(CHUNKS_MAX, None)
+        return self._shares.total(TAIL_CHUNKS) + added_chunks <= rules.share_of(CHUNKS_MAX, None)
 
     def refusal(
         self, parts: Iterable[tuple[str, int]], quota: Callable[[str, str], int | None]
@@ -91,19 +91,19 @@ class TailChunks:
 
         `parts` has topic ids, and the number of partitions for which the request has records.
         """
-        wanted: dict[str, int] = {}
-        for topic_id, more in parts:
+        chunks_by_topic: dict[str, int] = {}
+        for topic_id, added_chunks in parts:
             if topic_id in self._topics:  # else `apply` refuses the request
-                wanted[topic_id] = wanted.get(topic_id, 0) + more
+                chunks_by_topic[topic_id] = chunks_by_topic.get(topic_id, 0) + added_chunks
         topic_max = rules.share_of(CHUNKS_MAX, None)
-        for topic_id, more in wanted.items():
+        for topic_id, added_chunks in chunks_by_topic.items():
             count = self.of_topic(topic_id)
-            if count + more > topic_max:
+            if count + added_chunks > topic_max:
                 name = f"the topic {self._topics[topic_id].name!r}"
-                return rules.refused(TAIL_CHUNKS, name, count, topic_max, more)
+                return rules.refused(TAIL_CHUNKS, name, count, topic_max, added_chunks)
         needs = [
-            Need(TAIL_CHUNKS, self.owner(topic_id), more, CHUNKS_MAX)
-            for topic_id, more in wanted.items()
+            Need(TAIL_CHUNKS, self.owner(topic_id), added_chunks, CHUNKS_MAX)
+            for topic_id, added_chunks in chunks_by_topic.items()
         ]
         return self._shares.refusal(needs, quota)
 

@@ -122,8 +122,8 @@ class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True, dict=Tr
         return topic_configs.effective(self._configs_after(changes), self.defaults)
 
     def _configs_after(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        after = (self.configs | dict(changes)).items()
-        return {name: text for name, text in after if text is not None}
+        entries = (self.configs | dict(changes)).items()
+        return {name: text for name, text in entries if text is not None}
 
     @cached_property
     def defaults(self) -> TopicDefaults:
@@ -142,9 +142,9 @@ class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True, dict=Tr
 
     def grow(self, partitions: int) -> int:
         """Grow to this number of partitions; return how many are new."""
-        more = [Partition() for _ in range(len(self.partitions), partitions)]
-        self.partitions += more
-        return len(more)
+        new_partitions = [Partition() for _ in range(len(self.partitions), partitions)]
+        self.partitions += new_partitions
+        return len(new_partitions)
 
 
 class DeletedTopic(
@@ -229,8 +229,8 @@ class TopicOwners:
     def needs(self, action: AnyAction, principal: str, _: Sequence[Chunk]) -> list[Need]:
         """Return what the action adds to the principal's use of bounds. Call the checks before."""
         if isinstance(action, AddPartitions):
-            more = action.partitions - len(self._topics[action.topic_id].partitions)
-            return [Need(rules.PARTITIONS, principal, more, rules.PARTITIONS_MAX)]
+            added_partitions = action.partitions - len(self._topics[action.topic_id].partitions)
+            return [Need(rules.PARTITIONS, principal, added_partitions, rules.PARTITIONS_MAX)]
         if isinstance(action, CreateTopic):
             return [
                 Need(rules.TOPICS, principal, 1, rules.TOPICS_MAX),
@@ -249,12 +249,15 @@ class TopicOwners:
             self.by_id[topic_id] = [(principal, len(self._topics[topic_id].partitions))]
         self._count(topic_id, 1)
 
-    def grown(self, topic_id: str, more: int, principal: str) -> None:
-        """Count `more` new partitions for the principal. The topic must have them already."""
+    def grown(self, topic_id: str, added_count: int, principal: str) -> None:
+        """Count new partitions for the principal. The topic must have them already."""
         if principal or topic_id in self.by_id:
-            before = len(self._topics[topic_id].partitions) - more
-            self.by_id[topic_id] = [*self.by_id.get(topic_id, [("", before)]), (principal, more)]
-        self._shares.add(rules.PARTITIONS, principal, more)
+            old_count = len(self._topics[topic_id].partitions) - added_count
+            self.by_id[topic_id] = [
+                *self.by_id.get(topic_id, [("", old_count)]),
+                (principal, added_count),
+            ]
+        self._shares.add(rules.PARTITIONS, principal, added_count)
 
     def removed(self, topic_id: str) -> None:
         """Stop counting a topic. Call this while the state still has the topic."""

@@ -352,16 +352,16 @@ def _walk(root: str, directory: str, prefix: str, start_after: str) -> Iterator[
     although `a` comes before `a-b`.
     """
     # A cheap first filter, because a listing of the newest WAL entries needs only a few of 100,000
-    # names. `after` is the part of `start_after` that is a name in this directory. The filter keeps
-    # a name that is not before `after`, or is a prefix of `after`.
-    after = start_after.removeprefix(directory).partition("/")[0]
+    # names. `start_name` is the part of `start_after` that is a name in this directory. The
+    # filter keeps a name that is not before `start_name`, or is a prefix of `start_name`.
+    start_name = start_after.removeprefix(directory).partition("/")[0]
     is_inside = start_after.startswith(directory)
     keys = []
     try:
         with os.scandir(f"{root}/{directory}") as entries:
             for entry in entries:
                 name = entry.name
-                if is_inside and name < after and not after.startswith(name):
+                if is_inside and name < start_name and not start_name.startswith(name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     key = f"{directory}{name}/"

@@ -87,13 +87,13 @@ class MeteredStore:
         in which the caller works.
         """
         now_s = self.boot_s
-        seen = 0
+        object_count = 0
         timed = _Timed(self, "list")
         with timed:
             async for info in self.inner.list(prefix, start_after=start_after):
-                if seen and seen % PAGE == 0:
+                if object_count and object_count % PAGE == 0:
                     self.counters.requests["list"] += 1
-                seen += 1
+                object_count += 1
                 yielded_s = now_s()
                 try:
                     yield info

@@ -86,8 +86,8 @@ class _Probe:
             raise self._unfit("LIST", f"a listing in byte order after {self._first} gave {listed}")
         if again is Created.DONE:
             raise self._unfit("create-if-absent", "a second create of one key succeeded")
-        if (left := await self._present(winner)) != body:
-            raise self._unfit("create-if-absent", f"a lost create changed {body!r} to {left!r}")
+        if (new_body := await self._present(winner)) != body:
+            raise self._unfit("create-if-absent", f"a lost create changed {body!r} to {new_body!r}")
 
     async def _race(self, key: str) -> bytes:
         """Race two creates of one key; return the winner's bytes."""
@@ -97,17 +97,19 @@ class _Probe:
             raise self._unfit("read-after-write", "an object exists before it was written")
         bodies = [b"1st of " + key.encode(), b"2nd of " + key.encode()]
         outcomes = await together(*(self._create(key, body) for body in bodies))
-        done = [body for body, it in zip(bodies, outcomes, strict=True) if it is Created.DONE]
-        if len(done) > 1:
+        created_bodies = [
+            body for body, it in zip(bodies, outcomes, strict=True) if it is Created.DONE
+        ]
+        if len(created_bodies) > 1:
             raise self._unfit("create-if-absent", "both of two concurrent creates succeeded")
         body = await self._found(key)
-        if body is None and not done:
+        if body is None and not created_bodies:
             raise self._unfit("create-if-absent", "neither of two concurrent creates succeeded")
         # Without a clear success, either create may have won. S3 may answer 409 to the loser, or
         # to both. A transport that repeats a request makes a success look like a loss.
-        if body is None or body not in (done or bodies):
+        if body is None or body not in (created_bodies or bodies):
             raise self._unfit(
-                "read-after-write", f"a new object of {done or bodies} reads as {body!r}"
+                "read-after-write", f"a new object of {created_bodies or bodies} reads as {body!r}"
             )
         return body
 
@@ -179,5 +181,7 @@ class _Probe:
                 return
         raise self._unfit("DELETE", "a deleted object still exists")
 
-    def _unfit(self, what: str, why: str) -> StoreUnfit:
-        return StoreUnfit(f"{self._store.url} cannot store a log: the test of {what} failed: {why}")
+    def _unfit(self, test_name: str, why: str) -> StoreUnfit:
+        return StoreUnfit(
+            f"{self._store.url} cannot store a log: the test of {test_name} failed: {why}"
+        )

@@ -199,8 +199,8 @@ class S3Store:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Delete 1000 keys a request, in no defined order within a request."""
-        left = iter(keys)
-        while batch := [self._prefix + key for key in itertools.islice(left, _PAGE)]:
+        remaining_keys = iter(keys)
+        while batch := [self._prefix + key for key in itertools.islice(remaining_keys, _PAGE)]:
             async with self._asking("delete"):
                 answer = await self._client.delete_objects(
                     Bucket=self._bucket,
@@ -291,9 +291,14 @@ class S3Store:
                     continue
             # The SDK does not verify CRC32C. With a suffix such as "-3", the value is a checksum of
             # the checksums of three parts, not of the body.
-            wanted = answer.get("ChecksumCRC32C", "")
-            if "Range" not in extra and wanted and "-" not in wanted and wanted != _crc32c(body):
-                raise Corrupt(key, f"CRC32C is {_crc32c(body)}, the store expects {wanted}")
+            expected_crc = answer.get("ChecksumCRC32C", "")
+            if (
+                "Range" not in extra
+                and expected_crc
+                and "-" not in expected_crc
+                and expected_crc != _crc32c(body)
+            ):
+                raise Corrupt(key, f"CRC32C is {_crc32c(body)}, the store expects {expected_crc}")
             return body
         raise AssertionError("the last attempt returns or raises")
 
@@ -321,7 +326,7 @@ class S3Store:
             request["ContinuationToken"] = answer["NextContinuationToken"]
 
     @contextlib.asynccontextmanager
-    async def _asking(self, what: str, key: str = "") -> AsyncIterator[None]:
+    async def _asking(self, operation: str, key: str = "") -> AsyncIterator[None]:
         """Translate the SDK's errors to `LogError`s; limit the time of all retries together."""
         try:
             async with asyncio.timeout(self._options.request_timeout_s):
@@ -333,9 +338,9 @@ class S3Store:
             kind = StoreRefused if _is_definite(error) else Unavailable
             if status == 416:
                 kind = _BeyondEnd
-            raise kind(f"{self.url}: {what}: {_why(error)}") from error
+            raise kind(f"{self.url}: {operation}: {_why(error)}") from error
         except _TRANSPORT as error:
-            raise Unavailable(f"{self.url}: {what}: {error!r}") from error
+            raise Unavailable(f"{self.url}: {operation}: {error!r}") from error
 
 
 def _session(options: S3Options) -> aioboto3.Session:

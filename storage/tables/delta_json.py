@@ -93,8 +93,9 @@ def commit_of(body: bytes, version: int) -> TableCommit:
         if line.txn is not None:
             transactions[line.txn.app_id] = line.txn.version
         if line.commit_info is not None:
-            made = line.commit_info
-            author = f"{made.get('operation', 'a commit')} by {made.get('engineInfo', 'unknown')}"
+            commit_info = line.commit_info
+            operation = commit_info.get("operation", "a commit")
+            author = f"{operation} by {commit_info.get('engineInfo', 'unknown')}"
     return TableCommit(version, added, removed, transactions, author, data_change)
 
 

@@ -83,12 +83,12 @@ class OpenTables:
 
     def doubt(self, topic: Topic, error: TableInDoubt | None) -> None:
         """Remember what a check of the topic's table found; log a change."""
-        before = self.doubts.pop(topic.topic_id, None)
+        old_doubt = self.doubts.pop(topic.topic_id, None)
         if error is not None and self._is_known(topic.topic_id):
             self.doubts[topic.topic_id] = error
-        if error is not None and (before is None or before.args != error.args):
+        if error is not None and (old_doubt is None or old_doubt.args != error.args):
             log.error("topic %s: %s", topic.name, error)
-        elif error is None and before is not None:
+        elif error is None and old_doubt is not None:
             log.info("topic %s: its table is not in doubt any more", topic.name)
 
     def forget(self, topic_id: str) -> None:

@@ -462,8 +462,8 @@ class WalView:
             started = self._freshness.now()
             numbers = await self.objects.numbers_after(state.seq)
             await self._follow(state, lambda decoded: self._apply(state, decoded))
-            left = [state.seq, *(number for number in numbers if number > state.seq)]
-            if len(strays := await self.objects.strays(left)) < len(left) - 1:
+            seqs = [state.seq, *(number for number in numbers if number > state.seq)]
+            if len(strays := await self.objects.strays(seqs)) < len(seqs) - 1:
                 raise Corrupt(object_keys.wal(state.seq + 1), "is missing, but later entries exist")
             for number in strays:
                 log.error("%s is a stray: see tidelog repair", object_keys.wal(number))

@@ -66,8 +66,8 @@ def _runs(appends: Iterable[tuple[int, int, int, AppendedRange]]) -> Iterator[_R
         topic_partition = placement.topic, placement.partition
         run, base_offset = last.get(topic_partition), placement.base_offset
         if run is not None:
-            after = run.chunk, run.first_row + run.count, run.base_offset + run.count
-            if after == (number, first, base_offset):
+            next_start = run.chunk, run.first_row + run.count, run.base_offset + run.count
+            if next_start == (number, first, base_offset):
                 last[topic_partition] = run._replace(count=run.count + count)
                 continue
             yield run

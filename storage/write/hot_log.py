@@ -137,11 +137,11 @@ class HotLog:
             why = Unavailable(f"not written, the request cannot be encoded: {error!r}")
             self._on_failed(request, why)
             raise why from error
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append(_WaitingFrame(request, payload, done))
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(_WaitingFrame(request, payload, future))
         if self._sync is None or self._sync.done():
             self._sync = asyncio.create_task(self._write_waiting())
-        await done
+        await future
 
     async def _write_waiting(self) -> None:
         loop = asyncio.get_running_loop()

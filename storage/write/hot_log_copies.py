@@ -103,13 +103,15 @@ class _Search:
         So no copy can commit with these marks later. If all logs are claimed already, return None.
         Call this when all entries before the claims are applied.
         """
-        made: list[Commit] = []
+        commits: list[Commit] = []
         for log_id in sorted(self.logs):
             newest = wal.state.hot_logs.get(log_id, -1)
             self._before[log_id] = newest - CLAIM - 1 if newest >= CLAIM else newest
             if newest < CLAIM:
-                made.append(Commit(wal.clock.new_id(), [], hot=HotMark(log_id, CLAIM + 1 + newest)))
-        return Draft(made, [], []) if made else None
+                commits.append(
+                    Commit(wal.clock.new_id(), [], hot=HotMark(log_id, CLAIM + 1 + newest))
+                )
+        return Draft(commits, [], []) if commits else None
 
     async def run(self, wal: WalView) -> None:
         for log_id, newest in self._before.items():
@@ -195,7 +197,7 @@ class _Search:
         # Requests below the lowest mark that was found are committed. If no mark was found, the
         # requests up to the highest mark before the claim are committed.
         lowest = self._lowest.get(file.log_id, self._before[file.log_id] + 1)
-        left = [
+        open_requests = [
             request
             for request in file.requests
             if request.commit_id not in self._committed
@@ -207,10 +209,10 @@ class _Search:
         # differs.
         ids = b"".join(request.commit_id for request in file.requests)
         log_id = hashlib.blake2b(ids, digest_size=16).hexdigest()
-        for request in left:
+        for request in open_requests:
             assert request.hot is not None, "requests without a mark are left out above"
             request.hot = HotMark(log_id, request.hot.seq)
-        return file._replace(log_id=log_id, requests=left)
+        return file._replace(log_id=log_id, requests=open_requests)
 
 
 async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:

@@ -107,10 +107,12 @@ class SetAsideRequests:
         """
         self._waiting += [request for request in requests if request.hot is not None]
         waiting = {partition for request in self._waiting for partition in request.partitions()}
-        others = [request for request in requests if request.hot is None]
-        passing = [request for request in others if waiting.isdisjoint(request.partitions())]
+        other_requests = [request for request in requests if request.hot is None]
+        passing = [
+            request for request in other_requests if waiting.isdisjoint(request.partitions())
+        ]
         passed = set(passing)
-        return passing, [request for request in others if request not in passed]
+        return passing, [request for request in other_requests if request not in passed]
 
     def failed(self, requests: Sequence[AppendRequest], *, is_alone: bool) -> None:
         """Note that a flush with these requests failed.

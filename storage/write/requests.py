@@ -198,12 +198,12 @@ class AppendRequest:
 
     def check_size(self) -> None:
         """Raise RecordTooLarge if no reader would accept an entry with this request alone."""
-        for size, bytes_max, what in (
+        for size, bytes_max, unit in (
             (self.size, chunks.RAW_SIZE_MAX, "unpacked bytes"),
             (self.header_bytes, draft_header_bytes_max(), "bytes in the header of an entry"),
         ):
             if size > bytes_max:
-                why = f"the request has {size} {what}, the limit is {bytes_max}: send it in parts"
+                why = f"the request has {size} {unit}, the limit is {bytes_max}: send it in parts"
                 raise RecordTooLarge(why)
 
     @property

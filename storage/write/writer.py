@@ -333,16 +333,16 @@ class Writer:
 
     def _time_out(self, overdue: Mapping[AppendRequest, None]) -> None:
         """Answer callers after their timeout. Requests that no flush has taken are withdrawn."""
-        after = f"after {self.settings.answer_timeout_s:.0f} s"
+        delay = f"after {self.settings.answer_timeout_s:.0f} s"
         withdrawn = {request: None for request in self._open if request in overdue}
         self._open = [request for request in self._open if request not in overdue]
         self._open_bytes -= sum(request.size for request in withdrawn)
         for request in withdrawn:
-            why = f"request timed out {after} in the write queue; nothing was written"
+            why = f"request timed out {delay} in the write queue; nothing was written"
             self.answer(request, [], Unavailable(why))
         for request in overdue:
             if request not in withdrawn:
-                why = f"commit outcome unknown {after}: retry with the same Idempotency-Key"
+                why = f"commit outcome unknown {delay}: retry with the same Idempotency-Key"
                 self._waiters.time_out(request, CommitUnknown(why))
 
     # -- flushing
