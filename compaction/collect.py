@@ -122,12 +122,15 @@ async def collect(
     Raises Unavailable. Then the objects that `on_progress` counted are deleted, and the next run
     deletes the rest.
     """
-    done = 0
-    while done < len(planned.garbage):
-        batch = [garbage_object.key for garbage_object in planned.garbage[done : done + BATCH]]
+    deleted_count = 0
+    while deleted_count < len(planned.garbage):
+        batch = [
+            garbage_object.key
+            for garbage_object in planned.garbage[deleted_count : deleted_count + BATCH]
+        ]
         await cluster.store.delete(batch)
-        done += len(batch)
-        on_progress(done)
+        deleted_count += len(batch)
+        on_progress(deleted_count)
     forgotten = [
         ForgetTopic(topic.topic_id)
         for topic in planned.emptied
@@ -138,7 +141,7 @@ async def collect(
     await cluster.refresh()
     still = {topic.topic_id for topic in cluster.state.deleted}
     await cluster.commit([action for action in forgotten if action.topic_id in still])
-    return done
+    return deleted_count
 
 
 async def _holds(cluster: MaintenanceSession) -> list[Hold]:
@@ -231,8 +234,8 @@ class _GarbageSearch:
         self._cluster = cluster
         self._grace = grace
 
-    def take(self, some: Iterable[Garbage], unnamed: Iterable[ObjectInfo] = ()) -> None:
-        self.found += islice(some, OBJECTS_MAX - len(self.found))
+    def take(self, garbage_objects: Iterable[Garbage], unnamed: Iterable[ObjectInfo] = ()) -> None:
+        self.found += islice(garbage_objects, OBJECTS_MAX - len(self.found))
         self.unnamed += sum(info.size for info in unnamed)
 
     async def chain(self, checkpoints: Sequence[ObjectInfo], base: ClusterState) -> None:

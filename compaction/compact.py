@@ -102,7 +102,7 @@ async def compact(
         why = f"{error}: see tidelog scrub"
         return [Compacted(topic.name, number, SKIP, why, 0, 0, 0, is_damaged=True)]
 
-    done = await together(
+    result_lists = await together(
         *(
             compacted(topic, number, topic.config)
             for topic in topics_of(cluster.state, names)
@@ -110,7 +110,7 @@ async def compact(
         ),
         at_once=engine.partitions_max,
     )
-    return list(itertools.chain(*done))
+    return list(itertools.chain(*result_lists))
 
 
 @dataclass(frozen=True)
@@ -144,36 +144,40 @@ class _Compaction:
         work = await load_work(self.cluster, topic, number)
         partition = topic.partitions[number]
         target = config.target_segment_bytes
-        wanted = list(plan.merges(work.segments.columns, partition, target, work.clean_end))
-        files = [[work.segments[position] for position in positions] for positions in wanted]
-        planned = [_planned(work, MERGE, f"small, {len(some)} neighbours", some) for some in files]
+        merges = list(plan.merges(work.segments.columns, partition, target, work.clean_end))
+        files = [[work.segments[position] for position in positions] for positions in merges]
+        planned = [
+            _planned(work, MERGE, f"small, {len(inputs)} neighbours", inputs) for inputs in files
+        ]
         if self.is_dry:
             return planned
         level = self.cluster.state.level
         tasks = [
-            Rewrite(topic.prefix, some, config.compression_type, result.rows, level=level)
-            for some, result in zip(files, planned, strict=True)
+            Rewrite(topic.prefix, inputs, config.compression_type, result.rows, level=level)
+            for inputs, result in zip(files, planned, strict=True)
         ]
-        done: list[Compacted] = []
+        compacted: list[Compacted] = []
         step = self.engine.merges_max
         for turn, first in enumerate(range(0, len(tasks), step)):
             turned = work._replace(lock=work.lock + turn)
-            some, results = tasks[first : first + step], planned[first : first + step]
-            basis = [file for task in some for file in task.inputs]
+            batch, results = tasks[first : first + step], planned[first : first + step]
+            basis = [file for task in batch for file in task.inputs]
             added = await write_and_commit(
                 self.cluster,
                 self.engine,
                 turned,
-                some,
+                batch,
                 basis,
                 {},
                 data_change=False,
                 on_rows=self.on_rows,
             )
             if added is None:
-                return done + [result._replace(is_lost=True) for result in results]
-            done += [_becomes(result, [file]) for result, file in zip(results, added, strict=True)]
-        return done
+                return compacted + [result._replace(is_lost=True) for result in results]
+            compacted += [
+                _becomes(result, [file]) for result, file in zip(results, added, strict=True)
+            ]
+        return compacted
 
     # -- key compaction
 
@@ -232,9 +236,11 @@ class _Compaction:
         self, history: Sequence[Cleaned], files: Sequence[SegmentFile], config: TopicConfig
     ) -> list[Cleaned]:
         old = [cleaning for cleaning in history if self._is_expired(cleaning, config)][-1:]
-        young = [cleaning for cleaning in history if not self._is_expired(cleaning, config)]
+        valid_cleanings = [
+            cleaning for cleaning in history if not self._is_expired(cleaning, config)
+        ]
         now = Cleaned(files[-1].end_offset, self.now_ms)
-        return [*old, *young[1 - HISTORY_MAX :], now]
+        return [*old, *valid_cleanings[1 - HISTORY_MAX :], now]
 
     def _is_expired(self, cleaned: Cleaned, config: TopicConfig) -> bool:
         return self.now_ms - cleaned.at_ms >= config.delete_retention_ms
@@ -252,7 +258,7 @@ class _Compaction:
         """
         starts = [file.base_offset for file in files]
         positions = np.searchsorted(kept_offsets, [*starts, files[-1].end_offset]).tolist()
-        stays = [after - before for before, after in itertools.pairwise(positions)]
+        stays = [end - first for first, end in itertools.pairwise(positions)]
         target = work.config.target_segment_bytes
         groups = plan.groups(
             [file.size for file in files], [file.rows for file in files], stays, target
@@ -272,11 +278,11 @@ class _Compaction:
         ]
 
 
-def _planned(work: Work, what: str, why: str, files: Sequence[SegmentFile]) -> Compacted:
+def _planned(work: Work, kind: str, why: str, files: Sequence[SegmentFile]) -> Compacted:
     return Compacted(
         work.topic.name,
         work.number,
-        what,
+        kind,
         why,
         len(files),
         sum(file.rows for file in files),

@@ -122,8 +122,8 @@ class InProcess:
         shares = 1
         while True:
             try:
-                done = [await self._share(scan, n, shares, on_rows) for n in range(shares)]
-                return await asyncio.to_thread(of_shares, done)
+                results = [await self._share(scan, n, shares, on_rows) for n in range(shares)]
+                return await asyncio.to_thread(of_shares, results)
             except TooManyKeys:
                 shares *= MORE_SHARES
 
@@ -203,7 +203,7 @@ async def write_and_commit(
     if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
         raise Unavailable(f"{partition_name} took more than 6 hours to commit: run again")
     app_id, lock = maintenance_app_id(work.number), work.lock
-    for left in reversed(range(COMMIT_TRIES)):
+    for remaining_tries in reversed(range(COMMIT_TRIES)):
         locked = {app_id: lock + 1, **transactions}
         try:
             await work.table.replace(removed, added, locked, data_change=data_change)
@@ -211,7 +211,7 @@ async def write_and_commit(
         except ManifestConflict as conflict:
             await work.table.refresh()
             there = await work.table.paths()
-            if left and all(file.path in there for file in basis):
+            if remaining_tries and all(file.path in there for file in basis):
                 lock = await work.table.transaction_version(app_id) or 0
                 continue
             log.info("another run committed first on %s: %s", partition_name, conflict)

@@ -50,13 +50,13 @@ async def expiries(broker: Broker, topic: Topic, config: TopicConfig) -> list[Ex
     return expired
 
 
-def _may_delete_more(before: TopicConfig, after: TopicConfig) -> bool:
+def _may_delete_more(old_config: TopicConfig, new_config: TopicConfig) -> bool:
     """Whether one of the configs that retention obeys differs."""
 
     def obeyed(config: TopicConfig) -> tuple[object, ...]:
         return config.retention_ms, config.retention_bytes, "delete" in config.cleanup_policy
 
-    return obeyed(before) != obeyed(after)
+    return obeyed(old_config) != obeyed(new_config)
 
 
 def _expiry(
@@ -88,11 +88,11 @@ def _expired_end(
     end = partition.log_start_offset if cut is None else cut.log_start_offset
     if end < partition.sealed_end or "delete" not in config.cleanup_policy:
         return end
-    left = partition.tail_bytes
+    remaining_bytes = partition.tail_bytes
     for chunk in partition.tail:
-        left -= chunk.bytes
+        remaining_bytes -= chunk.bytes
         is_old = UNLIMITED != config.retention_ms < now_ms - chunk.newest_ms
-        is_over = UNLIMITED != config.retention_bytes <= left
+        is_over = UNLIMITED != config.retention_bytes <= remaining_bytes
         if not (is_old or is_over):
             break
         end = max(end, chunk.end_offset)

@@ -192,9 +192,9 @@ def of_log(
         for info in infos
         if (number := object_keys.log_version(info.key, "json")) is not None
     }
-    young = [number for number, age_ms in ages.items() if age_ms < retention_ms]
+    young_versions = [number for number, age_ms in ages.items() if age_ms < retention_ms]
     # The version before the oldest young commit was the newest version `retention_ms` ago.
-    needed = min(young) - 1 if young else max(ages, default=-1)
+    needed = min(young_versions) - 1 if young_versions else max(ages, default=-1)
     checkpoints = [object_keys.log_version(info.key, "checkpoint.parquet") for info in infos]
     base = max(
         (number for number in checkpoints if number is not None and number <= needed), default=-1

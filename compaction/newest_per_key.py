@@ -139,21 +139,21 @@ class Latest:
         ends = np.cumsum(np.bincount(buckets, minlength=BUCKETS)).tolist()
         return Seen(int(offsets[-1]), keyed.take(order), ends, keyless, tombstones)
 
-    def add(self, seen: Seen) -> None:
+    def add(self, block: Seen) -> None:
         """Add the next block."""
-        self.newest = max(self.newest, seen.newest)
+        self.newest = max(self.newest, block.newest)
         if self._share == 0:
-            self._keyless.append(seen.keyless)
-        self._gone.append(seen.gone)
-        self._new.append(seen)
-        self._new_bytes += seen.keyed.nbytes
+            self._keyless.append(block.keyless)
+        self._gone.append(block.gone)
+        self._new.append(block)
+        self._new_bytes += block.keyed.nbytes
         if self._new_bytes >= max(self._known_bytes, min(FOLD_BYTES_MIN, self._bytes_max)):
             self._fold()
 
     def kept(self) -> Kept:
         """Return the offsets of this share to keep."""
         self._fold()
-        newest = np.concatenate([_NONE, *(_numbers(some["offset"]) for some in self._known)])
+        newest = np.concatenate([_NONE, *(_numbers(table["offset"]) for table in self._known)])
         newest = newest[~np.isin(newest, self._all_gone(), assume_unique=True)]
         return Kept(np.concatenate([newest, *self._keyless]), self.newest)
 
@@ -165,10 +165,10 @@ class Latest:
         with contextlib.suppress(TooManyKeys):
             self._fold()
         parts, tombstones = [RANKS.empty_table()], self._all_gone()
-        for some in self._known:
-            offsets = _numbers(some["offset"])
+        for table in self._known:
+            offsets = _numbers(table["offset"])
             ranks = offsets * 2 + np.isin(offsets, tombstones, assume_unique=True)
-            keyed = [some["key"], pa.nulls(len(offsets), pa.int64()), pa.array(ranks)]
+            keyed = [table["key"], pa.nulls(len(offsets), pa.int64()), pa.array(ranks)]
             parts.append(pa.table(keyed, schema=RANKS))
         for offsets in self._keyless:
             no_key = pa.nulls(len(offsets), pa.binary())
@@ -185,15 +185,15 @@ class Latest:
             return
         with ThreadPoolExecutor(FOLDERS) as pool:
             self._known = list(pool.map(partial(self._folded, new), range(BUCKETS)))
-        self._known_bytes = sum(some.nbytes for some in self._known)
+        self._known_bytes = sum(table.nbytes for table in self._known)
         if self._known_bytes > self._bytes_max:
             raise TooManyKeys
 
     def _folded(self, new: Sequence[Seen], bucket: int) -> pa.Table:
         batches = []
-        for seen in new:
-            first = seen.ends[bucket - 1] if bucket else 0
-            batches.append(seen.keyed.slice(first, seen.ends[bucket] - first))
+        for block in new:
+            first = block.ends[bucket - 1] if bucket else 0
+            batches.append(block.keyed.slice(first, block.ends[bucket] - first))
         parts = [*self._known[bucket : bucket + 1], pa.Table.from_batches(batches)]
         # Combine first: pyarrow's calls on many small chunks would take longer than the grouping.
         grouped = pa.concat_tables(parts).combine_chunks().group_by("key", use_threads=False)

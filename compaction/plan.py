@@ -45,12 +45,12 @@ def retention(
         columns.end_offset <= partition.sealed_end
     )
     ends, sizes = columns.end_offset[is_live], columns.size[is_live]
-    after = int(sizes.sum()) + partition.tail_bytes - np.cumsum(sizes)
+    later_bytes = int(sizes.sum()) + partition.tail_bytes - np.cumsum(sizes)
     passed: dict[str, np.ndarray] = {}
     if config.retention_ms != UNLIMITED:
         passed["retention.ms"] = columns.newest_ms(now_ms)[is_live] < now_ms - config.retention_ms
     if config.retention_bytes != UNLIMITED:
-        passed["retention.bytes"] = after >= config.retention_bytes
+        passed["retention.bytes"] = later_bytes >= config.retention_bytes
     count = _leading(np.any([*passed.values(), np.zeros(len(ends), bool)], axis=0))
     if count == 0:
         return None

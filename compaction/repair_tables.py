@@ -136,8 +136,8 @@ async def _repair(
         table = await cluster.table(topic)
         newest = await table.newest()
     except TableInDoubt as error:  # deltalake cannot read it
-        what = "restore _delta_log from a copy of the store; let no other program commit to it"
-        return [Repair(topic.name, error.version, why, NONE, what)]
+        advice = "restore _delta_log from a copy of the store; let no other program commit to it"
+        return [Repair(topic.name, error.version, why, NONE, advice)]
     current = cluster.state.topic_of_id(topic.topic_id)
     if current is None:
         return []
@@ -146,15 +146,15 @@ async def _repair(
     proposed = Repair(topic.name, newest.version, why, NONE, str(change))
     lost: list[tuple[int, int, int]] = []
     if isinstance(change, _TableChange) and way != ADOPT:
-        what = f"restore what the log put there: {_told(change)}"
-        proposed = proposed._replace(way=RESTORE, what=what)
+        advice = f"restore what the log put there: {_told(change)}"
+        proposed = proposed._replace(way=RESTORE, what=advice)
     elif way != RESTORE and not ahead:
         adoption = _Adoption(cluster, current, newest)
         change = await adoption.change(is_dry=is_dry)
         lost = adoption.lost
         if isinstance(change, _TableChange):
-            what = f"adopt the rows that are there: {_told(change)}"
-            proposed = proposed._replace(way=ADOPT, what=what, lost=lost)
+            advice = f"adopt the rows that are there: {_told(change)}"
+            proposed = proposed._replace(way=ADOPT, what=advice, lost=lost)
         else:
             proposed = proposed._replace(what=f"{proposed.what}; {change}")
     if not isinstance(change, _TableChange) or proposed.way == NONE:
@@ -308,14 +308,16 @@ async def _restored(
         target = await confirmed(table, newest, is_whole, is_foreign)
     if target is None:
         return "no whole version of the table can be made from the log's own commits"
-    wanted = {file.path: file for file in target.files()}
+    target_files = {file.path: file for file in target.files()}
     listed = {info.key async for info in cluster.store.list(f"{topic.prefix}/")}
-    missing_paths = [path for path in sorted(wanted) if f"{topic.prefix}/{path}" not in listed]
+    missing_paths = [
+        path for path in sorted(target_files) if f"{topic.prefix}/{path}" not in listed
+    ]
     if missing_paths:
         return f"{len(missing_paths)} objects were deleted, the first is {missing_paths[0]}"
     there = {file.path: file for file in newest.files()}
-    removed = [file for path, file in there.items() if path not in wanted]
-    added = [file for path, file in wanted.items() if path not in there]
+    removed = [file for path, file in there.items() if path not in target_files]
+    added = [file for path, file in target_files.items() if path not in there]
     changed = {file.partition for file in (*removed, *added)}
     reset: dict[str, int] = {}
     spans = target.spans()

@@ -151,17 +151,17 @@ async def _damage(
         pass
     except Corrupt as error:
         why = error.why
-    left = [seq for seq in listed if seq > state.seq]
-    beyond = await objects.strays([state.seq, *left])
-    left = left[: len(left) - len(beyond)]
-    if not left:
+    later_seqs = [seq for seq in listed if seq > state.seq]
+    beyond = await objects.strays([state.seq, *later_seqs])
+    later_seqs = later_seqs[: len(later_seqs) - len(beyond)]
+    if not later_seqs:
         return None
     # If a newer checkpoint exists now, collection may have deleted the entries, so look again.
     if (await objects.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
         return await _damage(cluster)
     lost: dict[tuple[str, int], LostRange] = {}
     unread: list[int] = []
-    for seq in left:
+    for seq in later_seqs:
         try:
             entry = (await objects.read(seq)).entry
         except (Corrupt, ObjectNotFound):
@@ -169,8 +169,8 @@ async def _damage(
         else:
             _count(entry, state, lost)
     why = f"object {object_keys.wal(state.seq + 1)} {why}"
-    damage = WalDamage(state.seq, left[-1], why, list(lost.values()), unread)
-    return damage, state, frozenset(left)
+    damage = WalDamage(state.seq, later_seqs[-1], why, list(lost.values()), unread)
+    return damage, state, frozenset(later_seqs)
 
 
 def _count(entry: Entry, state: ClusterState, lost: dict[tuple[str, int], LostRange]) -> None:

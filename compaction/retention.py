@@ -98,10 +98,10 @@ async def retain(
             cut = retention(index.columns, partition, config, now_ms)
             if cut is not None:
                 cuts[number] = cut
-        done = await _cut(
+        topic_results = await _cut(
             cluster, current, table, cuts, is_dry=is_dry, rewrite_bytes_max=rewrite_bytes_max
         )
-        results.extend(done)
+        results.extend(topic_results)
 
     await cluster.for_each(topics_of(cluster.state, names), retain_one)
     return results

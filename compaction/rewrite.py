@@ -108,7 +108,7 @@ async def rewrite(
 
 async def pump(
     store: ObjectStore,
-    wanted: Sequence[SegmentRange],
+    segment_ranges: Sequence[SegmentRange],
     decoded: Callable[[FetchedGroups], T],
     consume: Callable[[T], None],
     on_rows: Callable[[int], None],
@@ -125,7 +125,9 @@ async def pump(
         task.add_done_callback(retrieve_exception)  # after an error, nothing awaits the rest
         return task
 
-    ahead = started_ahead(wanted, start, attrgetter("cost"), items_max=AHEAD, bytes_max=AHEAD_BYTES)
+    ahead = started_ahead(
+        segment_ranges, start, attrgetter("cost"), items_max=AHEAD, bytes_max=AHEAD_BYTES
+    )
     line = _RowLine(decoded, consume)
     try:
         with contextlib.closing(ahead), gone_is_unavailable():
@@ -180,16 +182,16 @@ class _RowLine(Generic[T]):
 
 def _blocks(fetched: FetchedGroups) -> Iterator[FetchedGroups]:
     """Split row groups into blocks that are decoded at once."""
-    some: list[segments.RowGroup] = []
+    groups: list[segments.RowGroup] = []
     used = 0
     for group in fetched.groups:
-        if some and used + group.raw_bytes > BLOCK_BYTES:
-            yield fetched._replace(groups=some)
-            some, used = [], 0
-        some.append(group)
+        if groups and used + group.raw_bytes > BLOCK_BYTES:
+            yield fetched._replace(groups=groups)
+            groups, used = [], 0
+        groups.append(group)
         used += group.raw_bytes
-    if some:
-        yield fetched._replace(groups=some)
+    if groups:
+        yield fetched._replace(groups=groups)
 
 
 def pieces(

@@ -140,11 +140,13 @@ class _Scrub:
             return self._state
         return self._cluster.state
 
-    def _find(self, kind: str, name: str, what: str) -> None:
-        self._report.findings.append(Finding(kind, name, what))
+    def _find(self, kind: str, name: str, violation: str) -> None:
+        self._report.findings.append(Finding(kind, name, violation))
 
-    def _find_unnamed(self, kind: str, info: ObjectInfo, what: str) -> None:
-        self._report.findings.append(Finding(kind, info.key, what, is_damage=False, size=info.size))
+    def _find_unnamed(self, kind: str, info: ObjectInfo, violation: str) -> None:
+        self._report.findings.append(
+            Finding(kind, info.key, violation, is_damage=False, size=info.size)
+        )
 
     async def topic(self, topic: Topic) -> None:
         """Verify a topic's table: ranges, objects, and every segment that readers may read."""
@@ -178,14 +180,14 @@ class _Scrub:
             seal_end = await sealed_to(table, number)
             clean_end = await table.transaction_version(clean_app_id(number)) or 0
             lost_end = await table.transaction_version(lost_app_id(number)) or 0
-            for what in scrub_checks.ranges(
+            for violation in scrub_checks.ranges(
                 index.columns,
                 partition,
                 sealed_to=seal_end,
                 clean_end=clean_end,
                 lost_end=lost_end,
             ):
-                self._find(FindingKind.TABLE, partition_name, what)
+                self._find(FindingKind.TABLE, partition_name, violation)
             files += index
             # Compaction and merge take only segments below the sealed end, and this state is newer
             # than the table. So a segment beyond this state's sealed end is as a sealer wrote it,
@@ -227,8 +229,8 @@ class _Scrub:
         async with self._segments:
             self._report.segments += 1
             if info is not None and info.size != file.size:
-                what = f"has {info.size} bytes, the manifest has {file.size}"
-                self._find(FindingKind.SEGMENT, key, what)
+                violation = f"has {info.size} bytes, the manifest has {file.size}"
+                self._find(FindingKind.SEGMENT, key, violation)
                 return
             try:
                 await self._read_segment(key, file)
@@ -246,12 +248,12 @@ class _Scrub:
 
     async def _read_segment(self, key: str, file: SegmentFile) -> None:
         footer = await self._reader.footer(key, file.size)
-        for what in scrub_checks.segment(file, footer.groups):
-            self._find(FindingKind.SEGMENT, key, what)
+        for violation in scrub_checks.segment(file, footer.groups):
+            self._find(FindingKind.SEGMENT, key, violation)
         groups = () if self._is_quick else footer.groups
         async for group, batch in self._reader.batches(key, footer, groups):
-            for what in scrub_checks.group(group, batch):
-                self._find(FindingKind.SEGMENT, key, what)
+            for violation in scrub_checks.group(group, batch):
+                self._find(FindingKind.SEGMENT, key, violation)
             self._report.rows += batch.num_rows
 
     async def tails(self, topic: Topic, verified: frozenset[Place]) -> None:
@@ -259,10 +261,10 @@ class _Scrub:
 
         Skip chunks that were verified with their WAL entries.
         """
-        left: list[tuple[int, TailChunk]] = []
+        unverified_runs: list[tuple[int, TailChunk]] = []
         for number, partition in enumerate(topic.partitions):
-            for what in scrub_checks.tail(partition):
-                self._find(FindingKind.TAIL, f"{topic.name}-{number}", what)
+            for violation in scrub_checks.tail(partition):
+                self._find(FindingKind.TAIL, f"{topic.name}-{number}", violation)
             for run in partition.tail:
                 self._report.runs += 1
                 if run.is_lost:
@@ -270,12 +272,12 @@ class _Scrub:
                     continue
                 self._report.rows += run.count
                 if (run.object_key, run.position) not in verified:
-                    left.append((number, run))
-        await together(*(self._run(topic, number, run) for number, run in left))
+                    unverified_runs.append((number, run))
+        await together(*(self._run(topic, number, run) for number, run in unverified_runs))
 
     def _find_lost(self, name: str, run: TailChunk) -> None:
-        what = f"records {run.base_offset} to {run.end_offset - 1} were given up by a repair"
-        self._report.findings.append(Finding(FindingKind.LOST, name, what, is_damage=False))
+        violation = f"records {run.base_offset} to {run.end_offset - 1} were given up by a repair"
+        self._report.findings.append(Finding(FindingKind.LOST, name, violation, is_damage=False))
 
     async def _run(self, topic: Topic, number: int, run: TailChunk) -> None:
         async with self._runs:
@@ -286,8 +288,8 @@ class _Scrub:
                 current = (await self._newest_state()).topic_of_id(topic.topic_id)
                 tail = () if current is None else current.partitions[number].tail
                 if any(chunk.object_key == run.object_key for chunk in tail):
-                    what = "has chunks of a tail but does not exist"
-                    self._find(FindingKind.MISSING, run.object_key, what)
+                    violation = "has chunks of a tail but does not exist"
+                    self._find(FindingKind.MISSING, run.object_key, violation)
             except Corrupt as error:
                 self._find(FindingKind.TAIL, run.object_key, str(error))
 

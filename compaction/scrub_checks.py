@@ -127,9 +127,9 @@ def segment(file: SegmentFile, groups: Sequence[RowGroup]) -> Iterator[str]:
         yield f"has {rows} rows, the manifest has {file.rows}"
     if not groups:
         return
-    for before, after in itertools.pairwise(groups):
-        if after.base_offset < before.end_offset:
-            yield f"offsets do not ascend from row group {before.index} to {after.index}"
+    for previous, next_group in itertools.pairwise(groups):
+        if next_group.base_offset < previous.end_offset:
+            yield f"offsets do not ascend from row group {previous.index} to {next_group.index}"
     if groups[0].base_offset < file.base_offset or groups[-1].end_offset > file.end_offset:
         first, end = groups[0].base_offset, groups[-1].end_offset
         yield f"holds [{first}, {end}), its name has [{file.base_offset}, {file.end_offset})"

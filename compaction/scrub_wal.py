@@ -111,10 +111,10 @@ async def _seqs(cluster: MaintenanceSession, checkpoint: int, findings: list[Fin
             findings.append(Finding(FindingKind.FOREIGN, info.key, "is no entry", is_damage=False))
     above = sorted(seq for seq in infos if seq > checkpoint)
     for seq in await cluster.wal.objects.strays([checkpoint, *above]):
-        what = "is no entry, and far beyond the chain (tidelog repair --strays)"
+        violation = "is no entry, and far beyond the chain (tidelog repair --strays)"
         info = infos.pop(seq)
         findings.append(
-            Finding(FindingKind.FOREIGN, info.key, what, is_damage=False, size=info.size)
+            Finding(FindingKind.FOREIGN, info.key, violation, is_damage=False, size=info.size)
         )
     return list(infos)
 
@@ -171,11 +171,11 @@ def _holes(
     return [
         Finding(
             FindingKind.MISSING,
-            object_keys.wal(before + 1),
-            f"{after - before - 1} entries of the WAL are missing before later ones",
+            object_keys.wal(previous_seq + 1),
+            f"{next_seq - previous_seq - 1} entries of the WAL are missing before later ones",
         )
-        for before, after in itertools.pairwise(present)
-        if after > before + 1
+        for previous_seq, next_seq in itertools.pairwise(present)
+        if next_seq > previous_seq + 1
     ]
 
 
@@ -189,8 +189,8 @@ async def _bodies(
             return None
 
     for first in range(0, len(seqs), ENTRIES_AHEAD):
-        some = seqs[first : first + ENTRIES_AHEAD]
-        for seq, body in zip(some, await asyncio.gather(*map(read, some)), strict=True):
+        batch = seqs[first : first + ENTRIES_AHEAD]
+        for seq, body in zip(batch, await asyncio.gather(*map(read, batch)), strict=True):
             yield seq, body
 
 
@@ -237,8 +237,8 @@ def _verify(
     try:
         decoded = entries.decode(body, key, seq=seq, previous=previous)
         if decoded.entry.level > levels.FIRST and copy != body[: decoded.body_start]:
-            what = "the copy of its header at the end differs"
-            findings.append(Finding(FindingKind.WAL, key, what))
+            violation = "the copy of its header at the end differs"
+            findings.append(Finding(FindingKind.WAL, key, violation))
     except Corrupt as error:
         if copy is None:
             raise

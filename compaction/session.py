@@ -119,10 +119,10 @@ class MaintenanceSession:
         commit is committed by itself.
         """
         for first in range(0, len(actions), ACTIONS_MAX):
-            some = list(actions[first : first + ACTIONS_MAX])
-            (outcome,) = await self.wal.commit(Draft([Commit(self.clock.new_id(), some)], [], []))
-            if isinstance(outcome.refusal, UnknownTopic) and len(some) > 1:
-                for action in some:
+            batch = list(actions[first : first + ACTIONS_MAX])
+            (outcome,) = await self.wal.commit(Draft([Commit(self.clock.new_id(), batch)], [], []))
+            if isinstance(outcome.refusal, UnknownTopic) and len(batch) > 1:
+                for action in batch:
                     await self.commit([action])
             elif outcome.refusal is not None and not isinstance(outcome.refusal, UnknownTopic):
                 raise outcome.refusal

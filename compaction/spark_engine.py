@@ -116,9 +116,11 @@ class SparkEngine:
 
     def _write(self, tasks: Sequence[Rewrite]) -> list[SegmentFile]:
         url, s3 = self._url, self._s3
-        done = self._on_executors(tasks, lambda batches: _rewrite(batches, url, s3), _WRITTEN_DDL)
+        results = self._on_executors(
+            tasks, lambda batches: _rewrite(batches, url, s3), _WRITTEN_DDL
+        )
         files: dict[int, SegmentFile] = {}
-        for row in done.toArrow().to_pylist():
+        for row in results.toArrow().to_pylist():
             if row["damage"] is not None:
                 key, _, why = row["damage"].partition("\n")
                 raise Corrupt(key, why)
@@ -146,10 +148,10 @@ def _parts(scan: KeyScan, cores: int) -> list[list[SegmentRange]]:
     size = max(sum(file.size for file in scan.files), 1)
     count = max(min(cores, size // PART_BYTES_MIN), -(-size // PART_BYTES_MAX))
     parts: list[list[SegmentRange]] = [[] for _ in range(count)]
-    before = 0
+    position = 0
     for piece in pieces(scan.prefix, scan.files, max(size // count, 1)):
-        parts[before * count // size].append(piece)
-        before += piece.cost
+        parts[position * count // size].append(piece)
+        position += piece.cost
     return [part for part in parts if part]
 
 
@@ -162,14 +164,14 @@ def _ranks(batches: Batches, url: str, s3: S3Options | None) -> Batches:
     for _, part in _decoded(batches, _SearchPart):
         latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
         is_old = [latest.columns(segment_range.start) for segment_range in part.slices]
-        with OpenedStore(url, s3) as opened:
+        with OpenedStore(url, s3) as opened_store:
             for columns in (["offset", "key", "value"], ["offset", "key"]):
-                some = [
+                segment_ranges = [
                     segment_range
                     for segment_range, own in zip(part.slices, is_old, strict=True)
                     if own == columns
                 ]
-                for _, batch in read_split(opened, Split(some), columns):
+                for _, batch in read_split(opened_store, Split(segment_ranges), columns):
                     try:
                         latest.add(latest.see(batch))
                     except TooManyKeys:

@@ -58,9 +58,9 @@ async def upgrade(
     brokers' settings; they say when a broker without a heartbeat counts as dead.
     """
     await cluster.refresh()
-    before = cluster.state.level
-    if before >= level:
-        return LevelChange(before, before)
+    old_level = cluster.state.level
+    if old_level >= level:
+        return LevelChange(old_level, old_level)
     old = await live_brokers(cluster, settings, level)
     if old:
         raise Unavailable(
@@ -69,7 +69,7 @@ async def upgrade(
         )
     if not is_dry:
         await raise_level(cluster.wal, level)
-    return LevelChange(before, level)
+    return LevelChange(old_level, level)
 
 
 async def raise_level(wal: WalView, level: int) -> None:

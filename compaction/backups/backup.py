@@ -153,23 +153,25 @@ async def backup(
                 log.error("old backups were not removed: %s", error)
         copy = _Copy(cluster, place, hold, Pace(cluster.clock, bytes_per_s), on_bytes)
         try:
-            done = await hold.during(copy.run(is_verified=is_verified))
+            result = await hold.during(copy.run(is_verified=is_verified))
         except Corrupt:
             # If the hold is over, collection may have deleted the object: nothing is damaged.
             with contextlib.suppress(Unavailable, CommitUnknown):
                 await hold.renew()
             raise
         if keep is None:
-            return done
+            return result
 
         async def alone() -> None:
             await hold.refuse_others("no backup is removed")
 
         try:
             await alone()
-            return done._replace(pruned=await hold.during(prune(place, keep, hold.confirm, alone)))
+            return result._replace(
+                pruned=await hold.during(prune(place, keep, hold.confirm, alone))
+            )
         except LogError as error:
-            return done._replace(prune_problem=str(error))
+            return result._replace(prune_problem=str(error))
 
 
 class _Hold:
@@ -225,16 +227,16 @@ class _Hold:
                 return
         raise Unavailable("the hold of the backup was not renewed in time: run the backup again")
 
-    async def refuse_others(self, what: str) -> None:
+    async def refuse_others(self, refusal: str) -> None:
         """Raise Unavailable if another hold is in force at the WAL's end.
 
-        `what` is the part of the message that says what the caller does not do because of that
+        `refusal` is the part of the message that says what the caller does not do because of that
         hold.
         """
         await self._cluster.refresh()
         if any(hold.hold_id != self._id for hold in self._cluster.state.holds):
             raise Unavailable(
-                f"{what} while another backup runs, or while the hold of a crashed one is in "
+                f"{refusal} while another backup runs, or while the hold of a crashed one is in "
                 "force: run this backup later"
             )
 
@@ -269,12 +271,14 @@ class _Copy:
         cluster, place = self.cluster, self.place
         if earlier := await backups_in(place):
             try:
-                before = await read_manifest(place, earlier[-1])
+                old_manifest = await read_manifest(place, earlier[-1])
             except Corrupt as error:  # then this run reads and compares all objects
                 log.error("the previous backup is damaged: %s", error)
             else:
-                self._check_cluster(before.cluster.cluster_id)
-                self._known = {backup_object.key: backup_object for backup_object in before.objects}
+                self._check_cluster(old_manifest.cluster.cluster_id)
+                self._known = {
+                    backup_object.key: backup_object for backup_object in old_manifest.objects
+                }
         start = len(OBJECTS)
         self._there = {info.key[start:]: info.size async for info in place.list(OBJECTS)}
         base = await copied_base(cluster)
@@ -290,11 +294,11 @@ class _Copy:
         ]
         manifest = await self._wal(base, state, tables)
         if is_verified:
-            for some in batches(
+            for infos in batches(
                 ObjectInfo(backup_object.key, backup_object.size, 0)
                 for backup_object in manifest.objects
             ):
-                await together(*(self._verified(self.objects[info.key]) for info in some))
+                await together(*(self._verified(self.objects[info.key]) for info in infos))
         await self.hold.confirm()
         try:
             await store_once(place, manifest.name.key, [encode(manifest)])
@@ -368,14 +372,14 @@ class _Copy:
             key = object_keys.checkpoint(first)
             await self._take([info async for info in store.list(key)])
         named = set(live_objects(applied))
-        wanted = {object_keys.wal(seq) for seq in range(first + 1, state.seq + 1)}
-        wanted |= {key for key in named if key.startswith(object_keys.WAL)}
-        infos = [info async for info in store.list(object_keys.WAL) if info.key in wanted]
-        if missing_keys := wanted - {info.key for info in infos}:
+        keys = {object_keys.wal(seq) for seq in range(first + 1, state.seq + 1)}
+        keys |= {key for key in named if key.startswith(object_keys.WAL)}
+        infos = [info async for info in store.list(object_keys.WAL) if info.key in keys]
+        if missing_keys := keys - {info.key for info in infos}:
             raise Corrupt(min(missing_keys), "is gone: it was deleted before it was copied")
         times: list[int] = []
-        for some in batches(infos):
-            for info, body in zip(some, await self._take(some), strict=True):
+        for batch in batches(infos):
+            for info, body in zip(batch, await self._take(batch), strict=True):
                 seq = object_keys.seq_of(info.key)
                 if seq is None or seq <= first:
                     continue
@@ -477,8 +481,8 @@ class _Copy:
         if transactions is None:
             return ""  # another engine wrote the log: the rows must do
         for number, end in unseen.items():
-            if (done := transactions.get(seal_app_id(number), 0)) < end:
-                return f"partition {number} is sealed to {end}, the table only to {done}"
+            if (table_end := transactions.get(seal_app_id(number), 0)) < end:
+                return f"partition {number} is sealed to {end}, the table only to {table_end}"
         return ""
 
     async def _log(
@@ -519,14 +523,14 @@ class _Copy:
         if start == 0 and 0 not in commits:
             able = [number for number in starts if number is not None and number <= version.version]
             start = oldest = min(able, default=0)
-        wanted = [
+        log_infos = [
             info
             for info in infos
             if (number := log_version(info.key)) is not None and start <= number <= version.version
         ]
         removed: set[str] = set()
-        for some in batches(wanted):
-            for info, body in zip(some, await self._take(some), strict=True):
+        for batch in batches(log_infos):
+            for info, body in zip(batch, await self._take(batch), strict=True):
                 number = log_version(info.key, "json")
                 if number is not None and number > oldest:
                     try:
@@ -549,8 +553,8 @@ class _Copy:
         Do not read an object with a unique key if the previous backup and the place have it with
         the same size.
         """
-        for some in batches(list(infos)):
-            await together(*(self._copied(info, is_optional=is_optional) for info in some))
+        for batch in batches(list(infos)):
+            await together(*(self._copied(info, is_optional=is_optional) for info in batch))
 
     async def _copied(self, info: ObjectInfo, *, is_optional: bool) -> None:
         backup_object = self._known.get(info.key)
@@ -571,18 +575,21 @@ class _Copy:
         """Copy objects, and return their bytes. Raises ObjectNotFound."""
         return await together(*map(self._one, infos))
 
-    async def _verified(self, wanted: BackupObject) -> None:
-        await self.pace.wait(wanted.size)
-        await read_object(self.place, wanted)
+    async def _verified(self, backup_object: BackupObject) -> None:
+        await self.pace.wait(backup_object.size)
+        await read_object(self.place, backup_object)
 
     async def _one(self, info: ObjectInfo) -> bytes:
         await self.pace.wait(info.size)
         body = await self.cluster.store.get(info.key)
-        made = BackupObject(info.key, len(body), crc32c(body))
-        if self._known.get(info.key) != made or self._there.get(info.key) != made.size:
+        backup_object = BackupObject(info.key, len(body), crc32c(body))
+        if (
+            self._known.get(info.key) != backup_object
+            or self._there.get(info.key) != backup_object.size
+        ):
             is_new = await store_once(self.place, f"{OBJECTS}{info.key}", [body])
             self.copied_objects += is_new
-            self.copied_bytes += made.size * is_new
+            self.copied_bytes += backup_object.size * is_new
             self.on_bytes(self.copied_bytes)
-        self.objects[info.key] = made
+        self.objects[info.key] = backup_object
         return body

@@ -141,17 +141,17 @@ async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
     return decode(await place.get(name.key), name.key)
 
 
-async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
+async def read_object(place: ObjectStore, backup_object: BackupObject) -> bytes:
     """Read and verify an object of a backup.
 
     Raises Unavailable, and Corrupt, also if the object is gone.
     """
-    key = f"{OBJECTS}{wanted.key}"
+    key = f"{OBJECTS}{backup_object.key}"
     try:
         body = await place.get(key)
     except ObjectNotFound:
         raise Corrupt(key, "is in the manifest of the backup, but not in the place") from None
-    if len(body) != wanted.size or crc32c(body) != wanted.crc32c:
+    if len(body) != backup_object.size or crc32c(body) != backup_object.crc32c:
         raise Corrupt(key, "is not the object that the backup's manifest names")
     return body
 

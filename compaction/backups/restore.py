@@ -157,16 +157,16 @@ class _Restore:
             key = object_keys.checkpoint(manifest.base)
             body = await read_object(self._place, self._object(key))
             state = decode_checkpoint(body, key, identity.cluster_id, identity.bounds)
-        wanted = [
+        entry_objects = [
             self._object(object_keys.wal(seq)) for seq in range(state.seq + 1, manifest.seq + 1)
         ]
-        for some in batches(
-            ObjectInfo(backup_object.key, backup_object.size, 0) for backup_object in wanted
+        for infos in batches(
+            ObjectInfo(backup_object.key, backup_object.size, 0) for backup_object in entry_objects
         ):
             bodies = await together(
-                *(read_object(self._place, self._named[info.key]) for info in some)
+                *(read_object(self._place, self._named[info.key]) for info in infos)
             )
-            for info, body in zip(some, bodies, strict=True):
+            for info, body in zip(infos, bodies, strict=True):
                 decoded = entries.decode(body, info.key, seq=state.seq + 1, previous=state.hash)
                 if at_ms is not None and decoded.entry.time_ms > at_ms:
                     return state
@@ -240,15 +240,15 @@ class _Restore:
         """Raise Corrupt if the restored table is not the version that was chosen."""
         newest = await open_table(self._target, table.prefix, "").newest()
         paths = {f"{table.prefix}/{path}" for path in newest.paths()}
-        wanted = {
+        expected_paths = {
             backup_object.key for backup_object in files if log_version(backup_object.key) is None
         }
-        if newest.version != table.version or paths != wanted:
+        if newest.version != table.version or paths != expected_paths:
             why = f"was restored as version {newest.version}, not as version {table.version}"
             raise Corrupt(table.prefix, why)
 
-    def _has(self, some: Iterable[str]) -> bool:
-        return all(key in self._named for key in some)
+    def _has(self, keys: Iterable[str]) -> bool:
+        return all(key in self._named for key in keys)
 
     def _object(self, key: str) -> BackupObject:
         try:
@@ -256,17 +256,18 @@ class _Restore:
         except KeyError:
             raise Corrupt(key, "is not in the backup, but the backup needs it") from None
 
-    async def _copy(self, some: Iterable[BackupObject]) -> None:
+    async def _copy(self, backup_objects: Iterable[BackupObject]) -> None:
         for infos in batches(
-            ObjectInfo(backup_object.key, backup_object.size, 0) for backup_object in list(some)
+            ObjectInfo(backup_object.key, backup_object.size, 0)
+            for backup_object in list(backup_objects)
         ):
             await together(*(self._copy_one(self._named[info.key]) for info in infos))
 
-    async def _copy_one(self, wanted: BackupObject) -> bool:
+    async def _copy_one(self, backup_object: BackupObject) -> bool:
         """Copy and verify one object. Return whether this call created it."""
-        body = await read_object(self._place, wanted)
-        is_new = await store_once(self._target, wanted.key, [body])
+        body = await read_object(self._place, backup_object)
+        is_new = await store_once(self._target, backup_object.key, [body])
         self._count += 1
-        self._size += wanted.size
+        self._size += backup_object.size
         self._on_bytes(self._size)
         return is_new
