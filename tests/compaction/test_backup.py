@@ -88,11 +88,11 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_backup_is_restored_with_each_record_at_its_offset(root: Path, tmp_path: Path) -> None:
     place, target = tmp_path / "place", tmp_path / "new"
-    done = backed_up(root, place, is_verified=True)
-    assert done.doubts == []
-    assert done.copied_objects == len(done.manifest.objects)
-    made = restored(place, target)
-    assert made.seq == done.manifest.seq
+    result = backed_up(root, place, is_verified=True)
+    assert result.doubts == []
+    assert result.copied_objects == len(result.manifest.objects)
+    restore_result = restored(place, target)
+    assert restore_result.seq == result.manifest.seq
     assert damage_of(target) == []
     assert records(target, "t", "u") == records(root, "t", "u")
     assert on(root, _holds) == on(target, _holds) == []
@@ -105,16 +105,16 @@ async def _holds(cluster: MaintenanceSession) -> list[object]:
 def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: Path) -> None:
     place, target = tmp_path / "place", tmp_path / "new"
     backed_up(root, place)
-    made = restored(place, target)
+    restore_result = restored(place, target)
     with BrokerLog(target) as broker:
-        assert broker.log._log.wal.cluster.cluster_id == made.cluster_id
+        assert broker.log._log.wal.cluster.cluster_id == restore_result.cluster_id
         broker.append("t", {0: [b"later"]})
         broker.seal("t")
         broker.create("v", 1)
         values = [record.value for record in broker.records("t") if record.partition == 0]
     assert values == [b"a0", b"a1", b"a2", b"later"]
     assert damage_of(target) == []
-    assert on(root, _identity) != made.cluster_id
+    assert on(root, _identity) != restore_result.cluster_id
     same = restored(place, tmp_path / "same", cluster_id=on(root, _identity))
     assert on(tmp_path / "same", _identity) == same.cluster_id == on(root, _identity)
 
@@ -122,9 +122,9 @@ def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: P
 def test_restored_clusters_give_no_producer_id_of_the_original(root: Path, tmp_path: Path) -> None:
     """A producer that lives on has an id that the original gave after the backup (I11)."""
     place = tmp_path / "place"
-    before = _producer_ids(root, 2)
+    old_ids = _producer_ids(root, 2)
     backed_up(root, place)
-    ids = [*before, *_producer_ids(root, 3)]
+    ids = [*old_ids, *_producer_ids(root, 3)]
     targets = [tmp_path / "first", tmp_path / "second"]
     for target in targets:
         restored(place, target)
@@ -172,7 +172,7 @@ async def _identity(cluster: MaintenanceSession) -> str:
 def test_a_second_backup_copies_only_what_is_new(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     first = backed_up(root, place)
-    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    old_times = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
     with BrokerLog(root) as broker:
         broker.append("u", {0: [b"new"]})
     second = backed_up(root, place)
@@ -183,7 +183,7 @@ def test_a_second_backup_copies_only_what_is_new(root: Path, tmp_path: Path) -> 
     assert all(backup_object.key.startswith(object_keys.WAL) for backup_object in new)
     assert second.copied_objects == len(new)
     assert second.copied_bytes == sum(backup_object.size for backup_object in new)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {path: path.stat().st_mtime_ns for path in old_times} == old_times
     restored(place, tmp_path / "new")
     assert records(tmp_path / "new", "u") == records(root, "u")
 
@@ -210,13 +210,13 @@ def test_a_restore_at_a_time_ends_before_the_first_later_entry(tmp_path: Path) -
     broker.seal("t")
     broker.close()
     on(root, lambda cluster: compact(cluster, None, is_dry=False, is_forced=True))
-    done = backed_up(root, place)
-    made = restored(place, tmp_path / "new", at_ms=at_ms)
-    assert made.seq < done.manifest.seq
-    assert made.time_ms <= at_ms
+    result = backed_up(root, place)
+    restore_result = restored(place, tmp_path / "new", at_ms=at_ms)
+    assert restore_result.seq < result.manifest.seq
+    assert restore_result.time_ms <= at_ms
     assert records(tmp_path / "new", "t") == expected
     assert damage_of(tmp_path / "new") == []
-    for wrong in (0, done.manifest.from_ms - 1, done.manifest.to_ms + 1):
+    for wrong in (0, result.manifest.from_ms - 1, result.manifest.to_ms + 1):
         with pytest.raises(InvalidRequest, match="no backup in "):
             restored(place, tmp_path / "none", at_ms=wrong)
     assert not list((tmp_path / "none").glob("[a-z]*"))
@@ -318,15 +318,15 @@ def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Pat
     (log,) = (root / "topics").glob("t-*/_delta_log")
     newest = max(log.glob("*.json"))
     newest.write_bytes(b"{")
-    done = backed_up(root, tmp_path / "place")
-    (doubt,) = done.doubts
+    result = backed_up(root, tmp_path / "place")
+    (doubt,) = result.doubts
     assert newest.name in doubt
     (log / "_last_checkpoint").write_bytes(b"{}")
     assert backed_up(root, tmp_path / "place").doubts == [doubt]
     (log / "_last_checkpoint").write_bytes(b"overwritten")
     assert backed_up(root, tmp_path / "place").doubts == [doubt]
-    made = restored(tmp_path / "place", tmp_path / "new")
-    assert made.doubts == [doubt]
+    restore_result = restored(tmp_path / "place", tmp_path / "new")
+    assert restore_result.doubts == [doubt]
     assert records(tmp_path / "new", "u") == records(root, "u")
 
 
@@ -523,10 +523,10 @@ async def backed_up_with_jumps(
                 await inner.delete([removed] if removed else [])
 
             place.jump = jump
-            done = await backup(cluster, place, keep=keep)
+            result = await backup(cluster, place, keep=keep)
             assert place.jump is None, "the clock has jumped"
             assert not list(cluster.state.holds)
-            return done
+            return result
     finally:
         await log.close()
 
@@ -591,13 +591,13 @@ async def test_one_jump_ends_no_hold(when: str) -> None:
 async def test_a_removal_whose_hold_ended_early_deletes_no_object(count: int) -> None:
     """Another backup may rely on the objects then."""
     place = Place(deleted=BACKUPS)
-    done = await backed_up_with_jumps(place, count, keep=1)
+    result = await backed_up_with_jumps(place, count, keep=1)
     objects = {key.removeprefix(OBJECTS) for key in await place.keys(OBJECTS)}
-    needed = {backup_object.key for backup_object in done.manifest.objects}
+    needed = {backup_object.key for backup_object in result.manifest.objects}
     assert len(await place.keys(BACKUPS)) == 1
     if count == 1:
-        assert (done.prune_problem, objects) == ("", needed)
+        assert (result.prune_problem, objects) == ("", needed)
     else:
-        assert "is over" in done.prune_problem
+        assert "is over" in result.prune_problem
         assert objects > needed
         assert await place.keys(PRUNED)

@@ -35,15 +35,15 @@ from tidelog.storage.store.object_store import Created, ObjectInfo
 
 
 class DyingStore(FolderStore):
-    """A folder whose process is killed before its call number `left`."""
+    """A folder whose process is killed before its call number `calls_left`."""
 
-    def __init__(self, root: Path, left: int) -> None:
+    def __init__(self, root: Path, calls_left: int) -> None:
         super().__init__(root)
-        self.left = left
+        self.calls_left = calls_left
 
     def count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
+        self.calls_left -= 1
+        if self.calls_left < 0:
             raise Unavailable("killed")
 
     async def get(self, key: str) -> bytes:
@@ -144,14 +144,14 @@ def all_records(root: Path) -> list[Record]:
 
 def test_newest_backups_keep_their_objects(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    before = names_in(place)
-    done = kept(root, place, 3)
-    assert names_in(place) == [*before[1:], done.manifest.name]
-    assert (done.pruned.backups, done.pruned.objects > 3, done.prune_problem) == (1, True, "")
+    old_names = names_in(place)
+    result = kept(root, place, 3)
+    assert names_in(place) == [*old_names[1:], result.manifest.name]
+    assert (result.pruned.backups, result.pruned.objects > 3, result.prune_problem) == (1, True, "")
     assert named_in(place) == files_in(place, OBJECTS)
     assert files_in(place, PRUNED) == set()
-    done = kept(root, place, 1)
-    assert names_in(place) == [done.manifest.name]
+    result = kept(root, place, 1)
+    assert names_in(place) == [result.manifest.name]
     assert named_in(place) == files_in(place, OBJECTS)
     restored(place, tmp_path / "new")
     assert all_records(tmp_path / "new") == all_records(root)
@@ -161,21 +161,21 @@ def test_newest_backups_keep_their_objects(root: Path, tmp_path: Path) -> None:
 def test_crash_keeps_backups(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "DELETE_BATCH", 1)
     place = tmp_path / "place"
-    before = names_in(place)
+    old_names = names_in(place)
     for call_number in range(1000):
         copy = tmp_path / f"copy{call_number}"
         shutil.copytree(place, copy)
         try:
             asyncio.run(prune(DyingStore(copy, call_number), 1, always, alone))
         except Unavailable:
-            assert set(names_in(copy)) >= {before[-1]}
+            assert set(names_in(copy)) >= {old_names[-1]}
             named_in(copy)
             asyncio.run(pruning.finish(FolderStore(copy), always))
             assert named_in(copy) == files_in(copy, OBJECTS) or len(names_in(copy)) > 1
             asyncio.run(prune(FolderStore(copy), 1, always, alone))
         else:
             break
-        assert names_in(copy) == before[-1:]
+        assert names_in(copy) == old_names[-1:]
         assert named_in(copy) == files_in(copy, OBJECTS)
         assert files_in(copy, PRUNED) == set()
         shutil.rmtree(copy)
@@ -207,15 +207,15 @@ def test_the_next_backup_continues_a_pruning(root: Path, tmp_path: Path) -> None
 
 def test_no_backup_is_removed_while_another_one_runs(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    before = names_in(place)
+    old_names = names_in(place)
 
     async def work(cluster: MaintenanceSession) -> BackedUp:
         await cluster.commit([TakeHold("backup-2", 60_000)])
         return await backup(cluster, FolderStore(place), keep=1)
 
-    done = on(root, work)
-    assert "another backup runs" in done.prune_problem
-    assert names_in(place) == [*before, done.manifest.name]
+    result = on(root, work)
+    assert "another backup runs" in result.prune_problem
+    assert names_in(place) == [*old_names, result.manifest.name]
     named_in(place)
 
 
@@ -241,8 +241,8 @@ def test_a_backup_that_begins_when_a_pruning_begins_stops_it(root: Path, tmp_pat
             await other.close()
 
     other: MaintenanceSession
-    done = on(root, work)
-    assert "another backup runs" in done.prune_problem
+    result = on(root, work)
+    assert "another backup runs" in result.prune_problem
     assert files_in(place, OBJECTS) >= objects
     assert len(names_in(place)) == 4
     named_in(place)
@@ -257,8 +257,8 @@ def test_nothing_is_deleted_if_a_manifest_is_damaged(root: Path, tmp_path: Path)
         asyncio.run(prune(FolderStore(place), 2, always, alone))
     assert files_in(place, OBJECTS) == objects
     assert len(names_in(place)) == 3
-    done = kept(root, place, 1)
-    assert manifest.name in done.prune_problem
+    result = kept(root, place, 1)
+    assert manifest.name in result.prune_problem
 
 
 def test_a_damaged_manifest_does_not_stop_the_next_backup(root: Path, tmp_path: Path) -> None:
@@ -267,11 +267,11 @@ def test_a_damaged_manifest_does_not_stop_the_next_backup(root: Path, tmp_path: 
         asyncio.run(prune(NoObjectGoes(place), 2, always, alone))
     manifest = place / names_in(place)[0].key
     manifest.write_bytes(manifest.read_bytes()[:-1])
-    done = backed_up(root, place)
+    result = backed_up(root, place)
     manifest.unlink()
     assert files_in(place, PRUNED)
     assert kept(root, place, 2).prune_problem == ""
-    assert done.manifest.name in names_in(place)
+    assert result.manifest.name in names_in(place)
     assert files_in(place, PRUNED) == set()
     assert named_in(place) <= files_in(place, OBJECTS)
 
@@ -281,10 +281,10 @@ def test_a_hold_that_may_be_over_ends_the_pruning(root: Path, tmp_path: Path) ->
         raise Unavailable("the hold")
 
     place = tmp_path / "place"
-    before, objects = names_in(place), files_in(place, OBJECTS)
+    old_names, objects = names_in(place), files_in(place, OBJECTS)
     with pytest.raises(Unavailable, match="the hold"):
         asyncio.run(prune(FolderStore(place), 1, over, alone))
-    assert (names_in(place), files_in(place, OBJECTS)) == (before, objects)
+    assert (names_in(place), files_in(place, OBJECTS)) == (old_names, objects)
 
 
 @pytest.mark.parametrize(("rate", "at_s"), [(None, [0, 0, 0]), (1000, [0, 0.5, 2.5])])

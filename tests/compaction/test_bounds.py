@@ -58,12 +58,12 @@ async def test_a_lowered_grace_is_shown_as_waiting_and_is_obeyed_later(inner: Me
 async def test_a_change_that_is_refused_says_why_and_changes_nothing(inner: MemoryStore) -> None:
     broker = await opened(inner, USUAL)
     async with closing(broker), caring(inner) as cluster:
-        before = cluster.state.seq
+        old_seq = cluster.state.seq
         for is_dry in (True, False):
             with pytest.raises(InvalidRequest, match="view_age_ms must be 60000 to"):
                 await change_bounds(cluster, SetBounds(59_999), is_dry=is_dry)
         await cluster.refresh()
-        assert cluster.state.seq == before
+        assert cluster.state.seq == old_seq
 
 
 async def test_at_level_1_no_entry_has_the_change(inner: MemoryStore) -> None:

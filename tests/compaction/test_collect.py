@@ -292,8 +292,8 @@ EXPECTED = [*VALUES, "g", "h", "i", "j"]
 async def settled(inner: MemoryStore) -> list[str]:
     await run_once(inner)
     await run_once(inner)
-    left = [key for key in await listed(inner) if not key.startswith(object_keys.PROBE)]
-    return [re.sub("[0-9a-f]{32}", "id", key) for key in left]
+    keys = [key for key in await listed(inner) if not key.startswith(object_keys.PROBE)]
+    return [re.sub("[0-9a-f]{32}", "id", key) for key in keys]
 
 
 def test_i9_next_run_finishes_crashed_collection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,10 +304,10 @@ def test_i9_next_run_finishes_crashed_collection(monkeypatch: pytest.MonkeyPatch
         async with closing(await due(inner)):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
-                made = len(way.answered)
+                old_count = len(way.answered)
                 planned = await plan(cluster, GRACE)
                 await collect(cluster, planned)
-                calls = len(way.answered) - made
+                calls = len(way.answered) - old_count
             assert len(planned.garbage) > 6
             assert {garbage_object.key.split("/")[0] for garbage_object in planned.garbage} == {
                 "wal",
@@ -324,12 +324,12 @@ def test_i9_next_run_finishes_crashed_collection(monkeypatch: pytest.MonkeyPatch
         async with closing(await due(inner)):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
-                left = call_number
+                remaining_calls = call_number
 
                 def plan_of(_: object) -> Fault | None:
-                    nonlocal left
-                    left -= 1
-                    if left < 0:
+                    nonlocal remaining_calls
+                    remaining_calls -= 1
+                    if remaining_calls < 0:
                         way.kill()
                     return None
 
@@ -355,10 +355,10 @@ async def test_i9_a_store_that_fails_ends_the_run_and_loses_nothing(inner: Memor
     async with closing(log), caring(inner) as cluster:
         planned = await plan(cluster, GRACE)
         way_of(cluster).plan = Script("delete", "", [Fault.UNAVAILABLE])
-        before = await listed(inner)
+        old_keys = await listed(inner)
         with pytest.raises(Unavailable):
             await collect(cluster, planned)
-        assert await listed(inner) == before
+        assert await listed(inner) == old_keys
         assert await collect(cluster, planned) == len(planned.garbage)
         await assert_whole(inner, EXPECTED, start=2)
 
@@ -466,8 +466,8 @@ async def test_collection_beside_rewrite_leaves_output(inner: MemoryStore, table
 
     async with caring(inner) as cluster:
         engine = Overtaken(cluster, meanwhile)
-        (done,) = await compact(cluster, None, is_dry=False, engine=engine)
-        assert (done.segments, done.segments_after) == (4, 1)
+        (result,) = await compact(cluster, None, is_dry=False, engine=engine)
+        assert (result.segments, result.segments_after) == (4, 1)
     fresh = await opened(inner, COLD)
     async with closing(log, fresh):
         assert await read_values(fresh) == FOUR_VALUES
@@ -636,13 +636,13 @@ def test_a_hold_keeps_the_log_of_a_table_also_from_the_commits_of_brokers(root: 
         await cluster.commit([ReleaseHold("backup-1")])
 
     on(root, hold)
-    before = versions(root)
+    old_versions = versions(root)
     with BrokerLog(root) as broker:
         for number in range(12, 18):  # with a checkpoint
             sealed(broker, number)
         expected = broker.records("t")
     assert not on(root, collected_tables).garbage
-    assert set(before) < set(versions(root))
+    assert set(old_versions) < set(versions(root))
     on(root, release)
     on(root, collected_tables)
     assert versions(root) == list(range(9, 19))
@@ -655,30 +655,30 @@ def test_a_hold_keeps_the_log_of_a_table_also_from_the_commits_of_brokers(root: 
 def test_the_log_stays_if_the_checkpoint_that_replaces_it_cannot_be_read(root: Path) -> None:
     with BrokerLog(root) as broker:
         sealed(broker, 12)
-    before = versions(root)
+    old_versions = versions(root)
     checkpoint = max(log_of(root).glob("*.checkpoint.parquet"))
     body = checkpoint.read_bytes()
     stat = checkpoint.stat()
     checkpoint.write_bytes(body[: len(body) // 2])
     os.utime(checkpoint, (stat.st_mtime, stat.st_mtime))
     on(root, collected_tables)
-    assert versions(root) == before
+    assert versions(root) == old_versions
     checkpoint.write_bytes(body)
     os.utime(checkpoint, (stat.st_mtime, stat.st_mtime))
     on(root, collected_tables)
-    assert len(versions(root)) < len(before)
+    assert len(versions(root)) < len(old_versions)
     assert damage_of(root) == []
 
 
 def test_a_longer_retention_of_the_table_counts(root: Path) -> None:
     table = deltalake.DeltaTable(log_of(root).parent)
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
-    before = versions(root)
+    old_versions = versions(root)
     on(root, collected_tables)
-    assert versions(root) == before
+    assert versions(root) == old_versions
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 1 day"})
     on(root, collected_tables)
-    assert len(versions(root)) < len(before)
+    assert len(versions(root)) < len(old_versions)
 
 
 def test_a_backup_of_a_table_with_a_collected_log(root: Path, tmp_path: Path) -> None:

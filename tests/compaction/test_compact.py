@@ -277,9 +277,9 @@ def test_a_key_is_the_same_whatever_other_keys_come_with_it() -> None:
     newest: dict[bytes, int] = {}
     schema = pa.schema({"offset": pa.int64(), "key": pa.binary()})
     for size in [1, 3, 70, len(keys), 2, 200, 1]:
-        some = draws.sample(keys, size)
-        newest |= {key: offset + i for i, key in enumerate(some)}
-        rows = [{"offset": offset + i, "key": key} for i, key in enumerate(some)]
+        sample = draws.sample(keys, size)
+        newest |= {key: offset + i for i, key in enumerate(sample)}
+        rows = [{"offset": offset + i, "key": key} for i, key in enumerate(sample)]
         batch = pa.RecordBatch.from_pylist([{"offset": -1, "key": b"cut off"}, *rows], schema)
         latest.add(latest.see(batch.slice(1)))
         offset += size
@@ -293,7 +293,7 @@ def test_a_key_is_the_same_whatever_other_keys_come_with_it() -> None:
 async def test_small_neighbours_become_one_segment(inner: MemoryStore) -> None:
     values = [[f"{i}a", f"{i}b"] for i in range(6)]
     async with closing(await log_with(inner, values, partitions=2)) as log:
-        before = await read_table(log)
+        old_table = await read_table(log)
         results = await cleaned(inner)
         assert [(result.what, result.segments, result.segments_after) for result in results] == [
             (MERGE, 6, 1)
@@ -301,7 +301,7 @@ async def test_small_neighbours_become_one_segment(inner: MemoryStore) -> None:
         assert [result.rows_after for result in results] == [12, 12]
         (file,) = await segments_of(log)
         assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
-        assert (await read_table(log)).equals(before)
+        assert (await read_table(log)).equals(old_table)
         assert await cleaned(inner) == []
         await append(log, "tail")
         await log.records.seal("t")
@@ -344,14 +344,14 @@ async def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None
         reader = await opened(inner, COLD)
         way = reader._log.store
         assert isinstance(way, FaultyStore)
-        left = step
+        remaining_reads = step
         gates: asyncio.Queue = asyncio.Queue()
 
         def plan(call, way=way, gates=gates) -> None:
-            nonlocal left
-            left -= call.verb == "get_range"
-            if left == 0 and call.verb == "get_range":
-                left -= 1
+            nonlocal remaining_reads
+            remaining_reads -= call.verb == "get_range"
+            if remaining_reads == 0 and call.verb == "get_range":
+                remaining_reads -= 1
                 gates.put_nowait(way.hold("get_range", call.key))
 
         way.plan = plan
@@ -395,9 +395,9 @@ async def test_compactors_and_retention_agree(inner: MemoryStore, seed: int) -> 
         offsets = (await read_table(log, offset=5)).column("offset").to_pylist()
         assert offsets == [offset for offset, _, _ in expected if offset >= 5]
         await assert_clean(inner, GRACE)
-        left = [info.key async for info in inner.list(object_keys.TOPICS)]
+        keys = [info.key async for info in inner.list(object_keys.TOPICS)]
         if all(result.is_lost for result in (*results, *other_results)):
-            assert left
+            assert keys
     for cluster in clusters:
         await cluster.close()
 
@@ -421,12 +421,12 @@ async def test_i9_old_upload_is_not_committed(monkeypatch: pytest.MonkeyPatch) -
     log = await log_with(inner, VALUES)
     table = await log._log.tables.of(log.state.topic("t"))
     await table.refresh()
-    before = table.version
+    old_version = table.version
     async with caring(inner) as cluster:
         with pytest.raises(Unavailable, match="hours"):
             await compact(cluster, None, is_dry=False)
     await table.refresh()
-    assert table.version == before
+    assert table.version == old_version
     assert await read_values(log) == ["a", "b", "c", "d", "e"]
     await log.close()
 
@@ -435,14 +435,16 @@ async def test_i9_late_commit_is_undone(monkeypatch: pytest.MonkeyPatch) -> None
     real = MemoryManifest.replace
     is_first = True
 
-    async def late(self: MemoryManifest, removed: Any, added: Any, *more: Any, **named: Any) -> Any:
+    async def late(
+        self: MemoryManifest, removed: Any, added: Any, *arguments: Any, **named: Any
+    ) -> Any:
         nonlocal is_first
         if is_first:  # suspended before its commit; collection runs meanwhile
             is_first = False
             await asyncio.sleep(compaction.UPLOAD_AGE_MAX_S + 1)
             prefix = self._prefix
             await inner.delete([f"{prefix}/{file.path}" for file in added])
-        await real(self, removed, added, *more, **named)
+        await real(self, removed, added, *arguments, **named)
 
     inner = MemoryStore()
     log = await log_with(inner, VALUES)

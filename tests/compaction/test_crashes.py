@@ -118,12 +118,12 @@ async def contents(inner: MemoryStore) -> dict[str, list[tuple[int, bytes]]]:
 async def die(inner: MemoryStore, work: Work, step: int) -> int:
     """Do the work and be killed at `step`; how many steps were left to it."""
     async with caring(inner) as cluster:
-        way, left = way_of(cluster), step
+        way, remaining_steps = way_of(cluster), step
 
         def count(_: Call | None = None) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal remaining_steps
+            remaining_steps -= 1
+            if remaining_steps < 0:
                 way.kill()
 
         async def commit() -> None:
@@ -139,48 +139,51 @@ async def die(inner: MemoryStore, work: Work, step: int) -> int:
 
         task = asyncio.create_task(dying())
         await asyncio.wait([task], timeout=60)
-        if left >= 0:
+        if remaining_steps >= 0:
             await task
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return left
+        return remaining_steps
 
 
-@pytest.mark.parametrize("what", WORK)
-def test_i7_i9_next_run_finishes_maintenance_that_crashed_at_any_step(what: str) -> None:
-    work = WORK[what]
+@pytest.mark.parametrize("name", WORK)
+def test_i7_i9_next_run_finishes_maintenance_that_crashed_at_any_step(name: str) -> None:
+    work = WORK[name]
 
     async def living() -> tuple[dict, dict]:
         inner = MemoryStore()
         async with closing(await log_to_care_for(inner)):
-            before = await contents(inner)
+            old_contents = await contents(inner)
             assert await die(inner, work, 10_000) >= 0
             await assert_clean(inner, GRACE)
-            return before, await contents(inner)
+            return old_contents, await contents(inner)
 
-    before, after = run(living)
-    assert (before == after) is (what in ("merge", "collection"))
+    old_contents, new_contents = run(living)
+    assert (old_contents == new_contents) is (name in ("merge", "collection"))
 
     async def dying(step: int) -> bool:
         inner = MemoryStore()
         async with closing(await log_to_care_for(inner)):
-            left = await die(inner, work, step)
+            remaining_steps = await die(inner, work, step)
             rows_by_partition = await contents(inner)
             for partition, rows in rows_by_partition.items():
-                assert set(after[partition]) <= set(rows) <= set(before[partition])
-                assert what == "all of it" or rows in (before[partition], after[partition])
+                assert set(new_contents[partition]) <= set(rows) <= set(old_contents[partition])
+                assert name == "all of it" or rows in (
+                    old_contents[partition],
+                    new_contents[partition],
+                )
                 assert rows == sorted(rows)
             await assert_clean(inner, GRACE)
             async with caring(inner) as cluster:
                 await work(cluster)
-            assert await contents(inner) == after
+            assert await contents(inner) == new_contents
             await assert_clean(inner, GRACE)
-            if what == "retention":
+            if name == "retention":
                 async with caring(inner) as cluster:
                     assert await retain(cluster, None, is_dry=False) == []
-            return left >= 0
+            return remaining_steps >= 0
 
     step = 0
     while not run(lambda: dying(step)):  # noqa: B023
-        step += 1 if what != "all of it" else 5  # whose parts are above
+        step += 1 if name != "all of it" else 5  # whose parts are above
     assert step > 3

@@ -71,8 +71,8 @@ class World:
         self.done: dict[str, int] = {}
         self.end_s = 0.0
 
-    def count(self, what: str) -> None:
-        self.done[what] = self.done.get(what, 0) + 1
+    def count(self, name: str) -> None:
+        self.done[name] = self.done.get(name, 0) + 1
 
     def slow(self, way: FaultyStore, seed: int) -> None:
         writes, reads = Seeded(seed, 0.03), Seeded(seed, 0.001)
@@ -140,10 +140,10 @@ class World:
     async def care(self, cluster: MaintenanceSession) -> None:
         while not self.is_over:
             await asyncio.sleep(self.draws.uniform(0.2, 3.0))
-            what = self.draws.choice(self.works())
+            name = self.draws.choice(self.works())
             with contextlib.suppress(Unavailable, CommitUnknown, ManifestConflict):
-                await self.care_once(cluster, what)
-                self.count(what)
+                await self.care_once(cluster, name)
+                self.count(name)
 
     def works(self) -> Sequence[str]:
         """Return the works to draw from.
@@ -151,12 +151,12 @@ class World:
         In the second half of the time these are works that were not done twice yet, because threads
         decide how much is done.
         """
-        rare = [what for what in WORK[1:] if self.done.get(what, 0) < 2]
+        rare = [name for name in WORK[1:] if self.done.get(name, 0) < 2]
         is_late = asyncio.get_running_loop().time() > self.end_s / 2
         return rare if is_late and rare else WORK[1:]
 
-    async def care_once(self, cluster: MaintenanceSession, what: str) -> None:
-        match what:
+    async def care_once(self, cluster: MaintenanceSession, name: str) -> None:
+        match name:
             case "retain":
                 await retain(cluster, None, is_dry=False)
             case "compact":
@@ -270,4 +270,4 @@ async def test_i1_i7_i9_a_log_that_is_cared_for_is_the_log(seed: int) -> None:
             group.create_task(world.carer(seed * 10 + 5 + life))
     await at_the_end(world)
     assert len(world.acked) > 100
-    assert min(world.done.get(what, 0) for what in WORK) > 1
+    assert min(world.done.get(name, 0) for name in WORK) > 1

@@ -76,7 +76,7 @@ async def test_backwards_shows_each_record_once_newest_first(draw: random.Random
             await table.refresh()
             await fill(log, draw)
         everything = await forwards(log)
-        left, end = list(everything), None
+        remaining_records, end = list(everything), None
         while True:
             bounds = ReadBounds(draw.randrange(1, 5000), draw.choice([1, 7, 50, 100_000]))
             fetched, first = await before(log, end, bounds)
@@ -84,16 +84,16 @@ async def test_backwards_shows_each_record_once_newest_first(draw: random.Random
             page = rows_of(fetched)
             assert fetched.next_offset == (offsets.high_watermark if end is None else end)
             assert fetched.high_watermark == offsets.high_watermark
-            assert page == left[len(left) - len(page) :]
-            assert page or not left, "a page has at least one record if there is one"
+            assert page == remaining_records[len(remaining_records) - len(page) :]
+            assert page or not remaining_records, "a page has at least one record if there is one"
             assert len(page) <= bounds.records_max
             assert fetched.weight <= bounds.bytes_max or len(page) == 1
-            left = left[: len(left) - len(page)]
-            assert all(offset < first for offset, _ in left)
+            remaining_records = remaining_records[: len(remaining_records) - len(page)]
+            assert all(offset < first for offset, _ in remaining_records)
             end = first
             if first == offsets.log_start_offset:
                 break
-        assert left == []
+        assert remaining_records == []
 
 
 async def test_cost_of_hole_is_logarithmic(inner: MemoryStore) -> None:

@@ -71,12 +71,12 @@ COMMITS = [optimize, delete_one, delete_segment, delete_all, restore, append_one
 def test_what_the_log_put_there_comes_back(tmp_path: Path, commit) -> None:
     records = filled(tmp_path)
     commit(table(tmp_path))
-    before = table(tmp_path).version()
+    old_version = table(tmp_path).version()
     (proposed,) = repaired(tmp_path, is_dry=True)
     assert (proposed.way, proposed.is_done) == (RESTORE, False)
-    assert table(tmp_path).version() == before
-    (done,) = repaired(tmp_path)
-    assert (done.way, done.is_done) == (RESTORE, True)
+    assert table(tmp_path).version() == old_version
+    (result,) = repaired(tmp_path)
+    assert (result.way, result.is_done) == (RESTORE, True)
     assert repaired(tmp_path) == []
     assert is_whole(tmp_path)
     assert broker_records(tmp_path) == records
@@ -100,22 +100,22 @@ def test_adopted_rows_are_segments_and_the_lost_ones_are_named(tmp_path: Path) -
     filled(tmp_path)
     delete_one(table(tmp_path))
     delete_segment(table(tmp_path))
-    (done,) = repaired(tmp_path, way=ADOPT)
-    assert (done.way, list(done.lost)) == (ADOPT, [(0, 3, 4), (0, 20, 30)])
+    (result,) = repaired(tmp_path, way=ADOPT)
+    assert (result.way, list(result.lost)) == (ADOPT, [(0, 3, 4), (0, 20, 30)])
     assert is_whole(tmp_path)
-    left = [offset for offset in ALL if offset != 3 and not 20 <= offset < 30]
-    assert batch_offsets(tmp_path) == left
-    assert [record.offset for record in broker_records(tmp_path)] == left
+    remaining_offsets = [offset for offset in ALL if offset != 3 and not 20 <= offset < 30]
+    assert batch_offsets(tmp_path) == remaining_offsets
+    assert [record.offset for record in broker_records(tmp_path)] == remaining_offsets
     assert sealed(tmp_path) == 5
-    assert batch_offsets(tmp_path) == left
+    assert batch_offsets(tmp_path) == remaining_offsets
 
 
 def test_rearranged_rows_are_adopted_where_the_originals_are_gone(tmp_path: Path) -> None:
     records = filled(tmp_path)
     optimize(table(tmp_path))
     table(tmp_path).vacuum(0, enforce_retention_duration=False, dry_run=False)
-    (done,) = repaired(tmp_path)
-    assert (done.way, list(done.lost), done.is_done) == (ADOPT, [], True)
+    (result,) = repaired(tmp_path)
+    assert (result.way, list(result.lost), result.is_done) == (ADOPT, [], True)
     assert is_whole(tmp_path)
     assert broker_records(tmp_path) == records
 
@@ -123,8 +123,8 @@ def test_rearranged_rows_are_adopted_where_the_originals_are_gone(tmp_path: Path
 def test_a_table_that_lost_all_moves_the_log_start(tmp_path: Path) -> None:
     filled(tmp_path)
     delete_all(table(tmp_path))
-    (done,) = repaired(tmp_path, way=ADOPT)
-    assert list(done.lost) == [(0, 0, 50)]
+    (result,) = repaired(tmp_path, way=ADOPT)
+    assert list(result.lost) == [(0, 0, 50)]
     assert [record.offset for record in broker_records(tmp_path)] == ALL[50:]
     assert is_whole(tmp_path)
 
@@ -143,8 +143,8 @@ def test_a_lost_transaction_is_set_again(tmp_path: Path) -> None:
     lines = last.read_text().splitlines()
     last.write_text("\n".join(line for line in lines if '"txn"' not in line))
     assert not is_whole(tmp_path)
-    (done,) = repaired(tmp_path)
-    assert (done.way, done.is_done, done.added, done.removed) == (RESTORE, True, 0, 0)
+    (result,) = repaired(tmp_path)
+    assert (result.way, result.is_done, result.added, result.removed) == (RESTORE, True, 0, 0)
     assert is_whole(tmp_path)
     assert broker_records(tmp_path) == records
     assert sealed(tmp_path) == 5
@@ -180,8 +180,8 @@ def test_a_table_of_a_later_moment_than_the_wal(tmp_path: Path) -> None:
                 broker.seal("t")
             assert [record.value for record in broker.records("t")] == [b"a", b"b", *values]
     assert not is_whole(copy)
-    (done,) = repaired(copy)
-    assert (done.way, done.is_done) == (RESTORE, True)
+    (result,) = repaired(copy)
+    assert (result.way, result.is_done) == (RESTORE, True)
     assert is_whole(copy)
     assert sealed(copy) == 5
     assert [record.value for record in broker_records(copy)] == [b"a", b"b", b"x", b"y", b"z"]

@@ -188,8 +188,10 @@ async def test_killed_seal_is_followed_over_lost_records(inner: MemoryStore) -> 
         assert await offsets(other) == [0, 1, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("lost", "left"), [(1, [0, 1, 4, 5, 6, 7]), (3, [0, 1, 2, 3, 4, 5])])
-async def test_damaged_tail_of_killed_seal(lost: int, left: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("lost", "expected_offsets"), [(1, [0, 1, 4, 5, 6, 7]), (3, [0, 1, 2, 3, 4, 5])]
+)
+async def test_damaged_tail_of_killed_seal(lost: int, expected_offsets: list[int]) -> None:
     inner = MemoryStore()
     log = await written(inner)
     await kill_while_sealing(log)
@@ -204,7 +206,7 @@ async def test_damaged_tail_of_killed_seal(lost: int, left: list[int]) -> None:
         await other.refresh()
         await other.records.seal("t")
         assert other.state.partition("t", 0).sealed_end == 8
-        assert await offsets(other) == left
+        assert await offsets(other) == expected_offsets
         assert (await scrubbed(inner)).is_whole
 
 
@@ -338,11 +340,11 @@ async def test_broker_suspended_during_drop_commits_nothing(inner: MemoryStore, 
             await spoil_entry(inner, newest)
         async with caring(inner, report_damage=False) as cluster:
             await drop_after(cluster, newest - 1, BROKERS)
-        before = {key for key in inner._objects if key.startswith(object_keys.WAL)}
+        old_keys = {key for key in inner._objects if key.startswith(object_keys.WAL)}
         for log in (sleeper, half):
             with pytest.raises(LogError):
                 await append(log, "of another history")
-        assert {key for key in inner._objects if key.startswith(object_keys.WAL)} == before
+        assert {key for key in inner._objects if key.startswith(object_keys.WAL)} == old_keys
         assert seq == newest + 1
         async with closing(await opened(inner, COLD)) as other:
             assert await offsets(other) == list(range(8))
@@ -373,19 +375,19 @@ async def test_a_drop_that_is_killed_at_any_write_can_be_repeated() -> None:
 
 async def cut_off(cluster: MaintenanceSession, number: int, writes: int) -> bool:
     """Whether the process was killed at that write."""
-    real, left = cluster.store.create, writes
+    real, remaining_writes = cluster.store.create, writes
 
     async def create(key: str, parts):
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal remaining_writes
+        remaining_writes -= 1
+        if not remaining_writes:
             raise asyncio.CancelledError
         return await real(key, parts)
 
     cluster.store.create = create  # type: ignore[method-assign]
     with contextlib.suppress(asyncio.CancelledError):
         await drop_after(cluster, number, BROKERS)
-    return left <= 0
+    return remaining_writes <= 0
 
 
 async def test_no_drop_while_a_broker_is_live(inner: MemoryStore) -> None:
@@ -507,5 +509,7 @@ async def test_command_drops_damaged_entry(tmp_path: Path, damage: Callable[[Pat
     damage(root / object_keys.wal(newest - 1))
     dropped_after = str(newest - 2)
     tidelog("repair", "--drop-after", dropped_after, "--yes", "--store", str(root))
-    left = {offset: value for offset, value in acked.items() if offset < FOLDER_RECORDS - 2}
-    assert await held_in(root) == left
+    remaining_records = {
+        offset: value for offset, value in acked.items() if offset < FOLDER_RECORDS - 2
+    }
+    assert await held_in(root) == remaining_records

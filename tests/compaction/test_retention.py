@@ -100,7 +100,7 @@ async def test_what_is_kept_for_ever_stays(inner: MemoryStore, configs: dict[str
 
 
 @pytest.mark.parametrize(
-    ("offset", "start", "left"),
+    ("offset", "start", "remaining_bases"),
     [
         (0, 0, [0, 2, 4]),
         (1, 1, [1, 2, 4]),
@@ -111,19 +111,19 @@ async def test_what_is_kept_for_ever_stays(inner: MemoryStore, configs: dict[str
     ],
 )
 async def test_records_are_deleted_up_to_an_offset(
-    inner: MemoryStore, offset: int, start: int, left: list[int]
+    inner: MemoryStore, offset: int, start: int, remaining_bases: list[int]
 ) -> None:
     log = await log_with(inner, SEGMENTS)
     async with closing(log), caring(inner) as cluster:
         await append(log, "g", "h")
         await delete_records(cluster, "t", {0: offset}, is_dry=False)
         assert await starts(log) == [start]
-        assert await bases(log) == left
+        assert await bases(log) == remaining_bases
         assert await read_values(log, offset=start) == [*VALUES, "g", "h"][start:]
         # Records of the tail are removed once they are sealed.
         await log.records.seal("t")
         await retained(inner)
-        assert await bases(log) == [*left, *([max(start, 6)] if start < 8 else [])]
+        assert await bases(log) == [*remaining_bases, *([max(start, 6)] if start < 8 else [])]
 
 
 async def test_a_segment_that_the_log_start_cuts_is_rewritten_once(inner: MemoryStore) -> None:
@@ -145,15 +145,17 @@ async def test_a_segment_that_the_log_start_cuts_is_rewritten_once(inner: Memory
         assert await read_values(log, offset=3) == ["d"]
 
 
-@pytest.mark.parametrize(("offset", "left"), [(2, [2, 4]), (3, [3, 4]), (-1, [])])
-async def test_cut_records_leave_table(inner: MemoryStore, offset: int, left: list[int]) -> None:
+@pytest.mark.parametrize(("offset", "remaining_bases"), [(2, [2, 4]), (3, [3, 4]), (-1, [])])
+async def test_cut_records_leave_table(
+    inner: MemoryStore, offset: int, remaining_bases: list[int]
+) -> None:
     """`delete_records` moves the log start; the next retention removes and rewrites."""
     async with closing(await log_with(inner, SEGMENTS, retention_ms="-1")) as log:
         start = await log.topics.delete_records("t", 0, offset)
         assert await bases(log) == [0, 2, 4]
         assert await read_values(log, offset=start) == VALUES[start:]
         await retained(inner)
-        assert await bases(log) == left
+        assert await bases(log) == remaining_bases
         assert await starts(log) == [start]
         assert await read_values(log, offset=start) == VALUES[start:]
         assert await retained(inner) == []
@@ -169,8 +171,8 @@ async def test_large_cut_for_command(inner: MemoryStore, caplog: pytest.LogCaptu
         assert await retain(cluster, None, is_dry=False, rewrite_bytes_max=10) == []
         assert "run `tidelog retain t --yes`" in caplog.text
         assert await bases(log) == [0]
-        (done,) = await retain(cluster, None, is_dry=False)
-        assert (done.was, done.log_start_offset, done.rewritten > 10) == (1, 1, True)
+        (result,) = await retain(cluster, None, is_dry=False)
+        assert (result.was, result.log_start_offset, result.rewritten > 10) == (1, 1, True)
         assert await bases(log) == [1]
 
 
@@ -382,11 +384,14 @@ async def test_preview_has_records_that_retention_deletes(inner: MemoryStore, ho
         assert await starts(log) == [0, 0]
         await log.topics.alter("t", {"retention.ms": retention_ms})
         await log.records.seal("t")
-        done = {cut.partition: cut for cut in await retained(inner)}
-        assert {expiry.partition for expiry in preview} == done.keys()
+        cut_by_partition = {cut.partition: cut for cut in await retained(inner)}
+        assert {expiry.partition for expiry in preview} == cut_by_partition.keys()
         for expiry in preview:
-            assert (expiry.start, expiry.end) == (0, done[expiry.partition].log_start_offset)
-            assert expiry.records == done[expiry.partition].rows
+            assert (expiry.start, expiry.end) == (
+                0,
+                cut_by_partition[expiry.partition].log_start_offset,
+            )
+            assert expiry.records == cut_by_partition[expiry.partition].rows
             assert expiry.size > 0
 
 
@@ -432,9 +437,9 @@ async def test_a_lower_size_of_a_partition(inner: MemoryStore, seed: int) -> Non
             for expiry in await expired(log, retention_bytes=str(retention_bytes))
         }
         await log.topics.alter("t", {"retention.bytes": str(retention_bytes)})
-        done = {cut.partition: cut for cut in await retained(inner)}
-        if 0 in done:
-            assert preview[0].records == done[0].rows
-            assert preview[0].size == done[0].size
+        cut_by_partition = {cut.partition: cut for cut in await retained(inner)}
+        if 0 in cut_by_partition:
+            assert preview[0].records == cut_by_partition[0].rows
+            assert preview[0].size == cut_by_partition[0].size
         else:
             assert 0 not in preview

@@ -86,15 +86,15 @@ async def damage(inner: MemoryStore, log: Broker, how: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
-@pytest.mark.parametrize("what", ["segment", "newest entry but one", "entry of a tail"])
-async def test_a_damaged_object_is_named(inner: MemoryStore, how: str, what: str) -> None:
+@pytest.mark.parametrize("object_name", ["segment", "newest entry but one", "entry of a tail"])
+async def test_a_damaged_object_is_named(inner: MemoryStore, how: str, object_name: str) -> None:
     async with closing(await aged(inner)) as log:
         run_ = log.state.partition("t", 0).tail[0]
         key = {
             "segment": (await listed(inner, f"{log.state.topic('t').prefix}/"))[1],
             "newest entry but one": object_keys.wal(log.state.seq - 1),
             "entry of a tail": run_.object_key,
-        }[what]
+        }[object_name]
         await damage(inner, log, how, key)
         report = await scrubbed(inner)
         assert not report.is_whole
@@ -102,7 +102,7 @@ async def test_a_damaged_object_is_named(inner: MemoryStore, how: str, what: str
         kinds = {finding.kind for finding in report.findings}
         if how == "gone":
             assert kinds == {FindingKind.MISSING}
-        elif what == "segment":
+        elif object_name == "segment":
             assert kinds == {FindingKind.SEGMENT}
         else:
             assert kinds <= {FindingKind.WAL, FindingKind.TAIL}

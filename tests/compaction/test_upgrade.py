@@ -53,12 +53,12 @@ async def levels_in(store: ObjectStore) -> list[int]:
     return [decoded.entry.level for _, decoded in await entries_of(store)]
 
 
-def old_member(beat: int = 0, **more: object) -> bytes:
+def old_member(beat: int = 0, **fields: object) -> bytes:
     """The liveness object of a broker of version 0.1."""
     member = Member("0ld", "old-broker", "http://old", "token", 1, beat=beat)
-    said: dict[str, Any] = msgspec.to_builtins(member)
-    del said["level"]
-    return msgspec.json.encode(said | more)
+    member_fields: dict[str, Any] = msgspec.to_builtins(member)
+    del member_fields["level"]
+    return msgspec.json.encode(member_fields | fields)
 
 
 async def beating(store: ObjectStore, body: Callable[[int], bytes], key: str = OLD_KEY) -> None:
@@ -81,9 +81,9 @@ async def upgraded(store: ObjectStore, *, is_dry: bool = False) -> LevelChange:
 async def test_a_dry_run_changes_nothing(inner: MemoryStore) -> None:
     await found_cluster(inner, levels.FIRST)
     wal = await with_topic(inner)
-    before = [info async for info in inner.list("")]
+    old_infos = [info async for info in inner.list("")]
     assert await upgraded(inner, is_dry=True) == LevelChange(1, NEWEST)
-    assert [info async for info in inner.list("")] == before
+    assert [info async for info in inner.list("")] == old_infos
     assert await upgraded(inner) == LevelChange(1, NEWEST)
     await wal.refresh()
     assert wal.state.level == NEWEST
@@ -95,9 +95,9 @@ async def test_a_cluster_that_has_the_level_is_left_alone(inner: MemoryStore, is
     await with_topic(inner)  # at the newest level
     other = asyncio.create_task(beating(inner, old_member))
     await asyncio.sleep(0.1)
-    before = [info.key async for info in inner.list("wal/")]
+    old_keys = [info.key async for info in inner.list("wal/")]
     assert await upgraded(inner, is_dry=is_dry) == LevelChange(NEWEST, NEWEST)
-    assert [info.key async for info in inner.list("wal/")] == before
+    assert [info.key async for info in inner.list("wal/")] == old_keys
     other.cancel()
 
 
@@ -142,10 +142,10 @@ async def test_defaults_of_topics_need_an_upgrade() -> None:
 
 
 @pytest.mark.parametrize("is_dry", [False, True])
-@pytest.mark.parametrize("more", [{}, {"level": 1}], ids=["version 0.1", "level 1"])
-async def test_old_broker_is_named(cluster: Cluster, more: dict[str, int], is_dry: bool) -> None:
+@pytest.mark.parametrize("fields", [{}, {"level": 1}], ids=["version 0.1", "level 1"])
+async def test_old_broker_is_named(cluster: Cluster, fields: dict[str, int], is_dry: bool) -> None:
     log = await cluster.start()
-    old = asyncio.create_task(beating(cluster.store, lambda beat: old_member(beat, **more)))
+    old = asyncio.create_task(beating(cluster.store, lambda beat: old_member(beat, **fields)))
     await asyncio.sleep(0.1)
     with pytest.raises(Unavailable) as caught:
         await upgraded(cluster.store, is_dry=is_dry)
@@ -232,17 +232,17 @@ async def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None
         (outcome,) = await commit
     except Unavailable:
         assert moment is Fault.REFUSED
-        wanted = ["a"]
+        expected_values = ["a"]
     else:
         assert outcome.placements == [("t", 0, 1, 1)]
-        wanted = ["a", "b"]
+        expected_values = ["a", "b"]
     await wal.commit(one(wal, "c"))
     await asyncio.sleep(1.0)  # what is late lands
-    assert await values_of(inner) == [*wanted, "c"]
+    assert await values_of(inner) == [*expected_values, "c"]
     entry_levels = await levels_in(inner)
     assert entry_levels == sorted(entry_levels)
     assert (entry_levels[:2], entry_levels[-1], wal.state.level) == ([1, 1], NEWEST, NEWEST)
-    assert len(entry_levels) == 2 + (NEWEST - 1) + len(wanted)
+    assert len(entry_levels) == 2 + (NEWEST - 1) + len(expected_values)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -302,11 +302,11 @@ async def test_a_broker_starts_again_across_the_raise(inner: MemoryStore, checkp
         await inner.delete([object_keys.wal(seq) for seq in (1, 3, 4)])  # others have records
         body = await inner.get(object_keys.checkpoint(newest))
         assert msgspec.msgpack.decode(body[12:])[0] == NEWEST
-    before = log.state.encode()
+    old_state = log.state.encode()
     await kill(log)
     async with closing(await opened(inner)) as again:
         assert again._log.wal.cluster.format == 1
-        assert (again.state.level, again.state.encode()) == (NEWEST, before)
+        assert (again.state.level, again.state.encode()) == (NEWEST, old_state)
         await append(again, "c")
         assert await read_values(again) == ["a", "b", "c"]
         newest = await again._log.wal.checkpoint()
@@ -349,7 +349,7 @@ async def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
     monkeypatch.setattr(levels, "NEWEST", max(level, levels.NEWEST))
     await found_cluster(inner, begin)
     wal = await with_topic(inner)
-    before = wal.state.encode()
+    old_state = wal.state.encode()
     key = await next_entry(wal, inner, level, **changed)
     why = f"{key} is corrupt: it has level {level} in a cluster of {begin}"
     if is_announced:
@@ -360,7 +360,7 @@ async def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
             await wal.refresh()
         with pytest.raises(Corrupt, match=why):
             await wal.commit(creating(wal.clock, "u", topic_id="b2" * 16))
-    assert wal.state.encode() == before
+    assert wal.state.encode() == old_state
     with pytest.raises(Corrupt, match=why):
         await opened_view(inner)
     assert [info.key async for info in inner.list("wal/")] == [object_keys.wal(1), key]

@@ -145,16 +145,16 @@ async def test_each_reader_gets_each_record(seed: int, settings: LogSettings) ->
         elif kind == "batch":
             placed = await send(broker, checked(rows, codec=draw.randrange(CODECS)), number)
         else:
-            who = draw.randrange(3)
-            first = sequences.get((who, number), 0)
-            sequences[who, number] = first + len(rows)
-            batch = checked(rows, (who, 0, first), draw.randrange(CODECS))
+            producer_id = draw.randrange(3)
+            first = sequences.get((producer_id, number), 0)
+            sequences[producer_id, number] = first + len(rows)
+            batch = checked(rows, (producer_id, 0, first), draw.randrange(CODECS))
             sending = [send(broker, batch, number) for _ in range(draw.choice([1, 1, 2]))]
             placed, *again = await asyncio.gather(*sending)
             assert all(placement == placed for placement in again)
         assert placed.count == len(rows)
-        seen = broker.state.partition("t", number)
-        chunk = seen.tail[seen.tail_index(placed.base_offset)] if seen.tail else None
+        partition = broker.state.partition("t", number)
+        chunk = partition.tail[partition.tail_index(placed.base_offset)] if partition.tail else None
         append_ms = -1 if chunk is None else chunk.append_ms
         for place, record in enumerate(written(rows, append_ms), placed.base_offset):
             assert model[number].setdefault(place, record) == record
@@ -174,9 +174,11 @@ async def test_each_reader_gets_each_record(seed: int, settings: LogSettings) ->
             for number, expected in model.items():
                 assert sorted(expected) == list(range(len(expected)))
                 start = draw.randrange(len(expected) + 1)
-                left = {offset: record for offset, record in expected.items() if offset >= start}
+                remaining_records = {
+                    offset: record for offset, record in expected.items() if offset >= start
+                }
                 for bytes_max in (1, 300, draw.randrange(500, 4000), 1 << 20):
-                    assert await by_batches(reader, number, start, bytes_max) == left
+                    assert await by_batches(reader, number, start, bytes_max) == remaining_records
                 assert await by_columns(reader, number) == expected
 
 

@@ -70,11 +70,11 @@ async def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSet
             number = draws.randrange(3)
             match draws.choice(["append"] * 4 + ["seal", "read", "read", "read", "read"]):
                 case "append":
-                    made = [f"{step}.{i}" * draws.choice([1, 30]) for i in range(3)]
-                    made = made[: draws.randrange(1, 4)]
-                    placed = await append(log, *made, partition=number)
-                    assert placed == [("t", number, len(model[number]), len(made))]
-                    model[number] += made
+                    new_values = [f"{step}.{i}" * draws.choice([1, 30]) for i in range(3)]
+                    new_values = new_values[: draws.randrange(1, 4)]
+                    placed = await append(log, *new_values, partition=number)
+                    assert placed == [("t", number, len(model[number]), len(new_values))]
+                    model[number] += new_values
                 case "seal":
                     await log._log.wal.refresh()
                     await log.records.seal("t", draws.choice([None, [number], [0, 1]]))
@@ -118,13 +118,15 @@ async def test_records_come_back_as_they_were_given() -> None:
         for _ in range(2):
             for settings in (MANUAL, COLD):
                 async with closing(await opened(store_of(log).inner, settings)) as reader:
-                    (row, *others) = (await read_table(reader, partition=1)).to_pylist()
+                    (row, *other_rows) = (await read_table(reader, partition=1)).to_pylist()
                 assert row["headers"] == [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
-                assert [row["key"], *(other["key"] for other in others)] == sent_rows.keys
-                assert [row["value"], *(other["value"] for other in others)] == sent_rows.values
-                stamps = [int(record["timestamp"].timestamp() * 1000) for record in (row, *others)]
+                assert [row["key"], *(other["key"] for other in other_rows)] == sent_rows.keys
+                assert [row["value"], *(other["value"] for other in other_rows)] == sent_rows.values
+                stamps = [
+                    int(record["timestamp"].timestamp() * 1000) for record in (row, *other_rows)
+                ]
                 assert stamps == sent_rows.timestamps
-                assert [other["headers"] for other in others] == [None, []]
+                assert [other["headers"] for other in other_rows] == [None, []]
             await log.records.seal("t")
 
 

@@ -136,11 +136,11 @@ async def test_i7_next_seal_finishes_crashed_seal(inner: MemoryStore, step: str)
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ABSENT, Fault.STORED, Fault.OWN_412])
-@pytest.mark.parametrize("what", [object_keys.TOPICS, object_keys.WAL])
-async def test_i7_failed_seal_is_tried_again(inner: MemoryStore, what: str, fault: Fault) -> None:
+@pytest.mark.parametrize("prefix", [object_keys.TOPICS, object_keys.WAL])
+async def test_i7_failed_seal_is_tried_again(inner: MemoryStore, prefix: str, fault: Fault) -> None:
     async with closing(await with_topic(inner)) as log:
         await append(log, "a", "b")
-        store_of(log).plan = Script("create", what, [fault])
+        store_of(log).plan = Script("create", prefix, [fault])
         if fault is Fault.REFUSED:
             with pytest.raises(Unavailable):
                 await log.records.seal("t")
@@ -411,7 +411,7 @@ async def test_exactly_once_through_any_crash(inner: MemoryStore, seed: int) -> 
     workers = [Worker(brokers, seed * 10 + number) for number in range(2)]
     tasks = [asyncio.create_task(patiently(worker)) for worker in workers]
     deaths = 0
-    seen = 0
+    newest_offset = 0
     while not all(task.done() for task in tasks):
         await asyncio.sleep(draw.random())
         victim = draw.randrange(2)
@@ -422,8 +422,8 @@ async def test_exactly_once_through_any_crash(inner: MemoryStore, seed: int) -> 
         await kill(dying)
         deaths += 1
         offset = await check(inner)
-        assert offset >= seen
-        seen = offset
+        assert offset >= newest_offset
+        newest_offset = offset
         assert deaths < 1000, "no progress"
     for task in tasks:
         task.result()
@@ -472,7 +472,7 @@ async def test_i4_what_rides_in_the_same_flush_is_decided_by_itself(inner: Memor
         stale = CommitOffsets(GROUP, 4, [GroupOffset(source, 0, 9)])
         odd = (log.state.topic("odd"), 0, rows("1"))
         seq = log.state.seq
-        first, *others = await asyncio.gather(
+        first, *other_results = await asyncio.gather(
             append(log, "a", topic="even"),
             log.records.transact([odd], [stale], size=1, is_json=False),
             commit(log, 0, ["0", "1"]),
@@ -481,8 +481,8 @@ async def test_i4_what_rides_in_the_same_flush_is_decided_by_itself(inner: Memor
         )
         assert log.state.seq == seq + 1
         assert first == [AppendedRange("even", 0, 0, 1)]
-        assert isinstance(others[0], LogError)
-        assert others[1:] == [
+        assert isinstance(other_results[0], LogError)
+        assert other_results[1:] == [
             [AppendedRange("even", 0, 1, 1), AppendedRange("odd", 0, 0, 1)],
             [AppendedRange("even", 0, 2, 1)],
         ]

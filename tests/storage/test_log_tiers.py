@@ -56,14 +56,14 @@ async def test_the_first_offset_of_a_time_is_found_as_by_a_scan(seed: int) -> No
     stamps: list[int] = []
     async with closing(log):
         for _ in range(25):
-            made = [draws.randrange(1000) for _ in range(draws.randrange(1, 6))]
-            await append(log, *map(str, made), timestamps=made)
-            stamps += made
+            timestamps = [draws.randrange(1000) for _ in range(draws.randrange(1, 6))]
+            await append(log, *map(str, timestamps), timestamps=timestamps)
+            stamps += timestamps
             if draws.random() < 0.2:
                 await log.records.seal("t")
-        for wanted in [*range(-1, 1002, 13), *sorted(stamps)[-5:]]:
-            naive = next((offset for offset, stamp in enumerate(stamps) if stamp >= wanted), None)
-            assert await log.records.offset_for_timestamp("t", 0, wanted) == naive
+        for time_ms in [*range(-1, 1002, 13), *sorted(stamps)[-5:]]:
+            naive = next((offset for offset, stamp in enumerate(stamps) if stamp >= time_ms), None)
+            assert await log.records.offset_for_timestamp("t", 0, time_ms) == naive
         assert await log.records.offset_for_timestamp("t", 1, 0) is None
 
 
@@ -74,17 +74,17 @@ async def test_append_time_is_alike_in_tiers(inner: MemoryStore, settings: LogSe
         for _ in range(3):
             await append(log, "a", "b", timestamps=[5, 1])
             await asyncio.sleep(1)
-        before = stamps_of(await read_table(log))
-        assert before == [TIME_MS + delay_ms for delay_ms in (0, 0, 1000, 1000, 2000, 2000)]
-        for wanted, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
-            assert await log.records.offset_for_timestamp("t", 0, wanted) == offset
+        old_stamps = stamps_of(await read_table(log))
+        assert old_stamps == [TIME_MS + delay_ms for delay_ms in (0, 0, 1000, 1000, 2000, 2000)]
+        for time_ms, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
+            assert await log.records.offset_for_timestamp("t", 0, time_ms) == offset
         await log.records.seal("t", [0])
-        assert stamps_of(await read_table(log)) == before
-        for wanted, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
-            assert await log.records.offset_for_timestamp("t", 0, wanted) == offset
+        assert stamps_of(await read_table(log)) == old_stamps
+        for time_ms, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
+            assert await log.records.offset_for_timestamp("t", 0, time_ms) == offset
         assert await log.records.offset_for_timestamp("t", 0, TIME_MS + 2001) is None
         async with closing(await opened(inner, COLD)) as reader:
-            assert stamps_of(await read_table(reader)) == before
+            assert stamps_of(await read_table(reader)) == old_stamps
 
 
 @pytest.mark.parametrize("reads", range(1, 6))
@@ -115,7 +115,7 @@ async def test_a_large_tail_becomes_segments_of_their_size(inner: MemoryStore) -
     async with closing(await with_topic(inner, configs={"segment.bytes": "2000"})) as log:
         for i in range(50):
             await append(log, *(f"{i}-{j}".rjust(100, ".") for j in range(3)))
-        before = await read_values(log)
+        old_values = await read_values(log)
         assert await log.records.seal("t") == 150
         files = await segments_of(log)
         assert len(files) == 10
@@ -127,8 +127,8 @@ async def test_a_large_tail_becomes_segments_of_their_size(inner: MemoryStore) -
         assert sum(file.rows for file in files) == 150
         assert log.state.partition("t", 0).tail == []
         async with closing(await opened(inner, COLD)) as cold:
-            assert await read_values(cold) == before
-            assert await read_values(cold, offset=77, bytes_max=333) == before[77:]
+            assert await read_values(cold) == old_values
+            assert await read_values(cold, offset=77, bytes_max=333) == old_values[77:]
 
 
 async def test_sealing_nothing_does_nothing(inner: MemoryStore) -> None:
@@ -194,9 +194,9 @@ async def test_i7_sealers_that_race_seal_each_record_once(inner: MemoryStore) ->
         model: list[list[str]] = [[], [], [], []]
         for step in range(12):
             for number in range(4):
-                made = f"{step}-{number}"
-                await append(draws.choice(logs), made, partition=number)
-                model[number].append(made)
+                value = f"{step}-{number}"
+                await append(draws.choice(logs), value, partition=number)
+                model[number].append(value)
             await asyncio.gather(*(log.records.seal("t") for log in logs))
         await asyncio.sleep(2)
         for log in logs:
@@ -385,9 +385,9 @@ async def test_a_read_of_another_brokers_tail_fetches_each_chunk_once(cache_byte
         )
         unopened.store.latency = lambda _: 0.01
         async with closing(await unopened.open("c0ffee")) as reader:
-            before = unopened.store.count("get_range", outcome="ok")
+            old_count = unopened.store.count("get_range", outcome="ok")
             assert await read_values(reader) == values
-            fetches = unopened.store.count("get_range", outcome="ok") - before
+            fetches = unopened.store.count("get_range", outcome="ok") - old_count
             assert fetches == len(values)
 
 
@@ -416,8 +416,8 @@ async def test_i2_read_of_table_continues_after_another_seal(inner: MemoryStore)
         read = offsets(fetched)
         assert read == list(range(len(read)))
         assert fetched.next_offset == len(read)
-        rest = await log.records.fetch("t", 0, fetched.next_offset, bytes_max=1000)
-        assert [*read, *offsets(rest)] == [0, 1, 2, 3, 4, 5]
+        later_fetched = await log.records.fetch("t", 0, fetched.next_offset, bytes_max=1000)
+        assert [*read, *offsets(later_fetched)] == [0, 1, 2, 3, 4, 5]
 
 
 async def test_i2_a_read_of_the_tail_ends_where_it_is_sealed_meanwhile(inner: MemoryStore) -> None:
@@ -435,8 +435,8 @@ async def test_i2_a_read_of_the_tail_ends_where_it_is_sealed_meanwhile(inner: Me
         fetched = await reading
         await sealing
         read = offsets(fetched)
-        rest = await log.records.fetch("t", 0, fetched.next_offset, bytes_max=1000)
-        assert [*read, *offsets(rest)] == [0, 1, 2, 3]
+        later_fetched = await log.records.fetch("t", 0, fetched.next_offset, bytes_max=1000)
+        assert [*read, *offsets(later_fetched)] == [0, 1, 2, 3]
 
 
 async def test_i1_reload_drops_lost_records_from_tail_cache(inner: MemoryStore) -> None:

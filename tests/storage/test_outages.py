@@ -108,10 +108,10 @@ async def outage(seconds: float, plan: Plan, *, call_s: float) -> Load:
         await asyncio.sleep(FULL_SPEED_S)
         await log.check_ready()
         await asyncio.sleep(10.0)
-        before = load.rate(began_s - 10, began_s - 1)
-        after = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
-        assert before > 0
-        assert after >= 0.95 * before, (before, after)
+        old_rate = load.rate(began_s - 10, began_s - 1)
+        new_rate = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
+        assert old_rate > 0
+        assert new_rate >= 0.95 * old_rate, (old_rate, new_rate)
         await load.end()
         assert log._log.writer.buffered_bytes == 0
     await load.check(inner)
@@ -146,9 +146,9 @@ async def test_three_brokers_are_at_full_speed_within_ten_seconds() -> None:
             store.plan = during(began_s, end_s, dark)
         load = Load(*brokers)
         await asyncio.sleep(end_s + FULL_SPEED_S + 15.0 - loop.time())
-        before = load.rate(began_s - 10, began_s - 1)
-        after = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
-        assert after >= 0.8 * before, (before, after)
+        old_rate = load.rate(began_s - 10, began_s - 1)
+        new_rate = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
+        assert new_rate >= 0.8 * old_rate, (old_rate, new_rate)
         await load.end()
     await load.check(cluster.store)
 

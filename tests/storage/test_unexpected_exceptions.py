@@ -56,22 +56,22 @@ def fail_once(
 
     Return the errors that are left to be raised.
     """
-    real, left = getattr(owner, name), [error("once")]
+    real, remaining_errors = getattr(owner, name), [error("once")]
 
     async def done_and_raised(awaited: Awaitable[object], failure: BaseException) -> None:
         await awaited
         raise failure
 
-    def call(*given: Any, **named: Any) -> Any:
-        if not left:
-            return real(*given, **named)
-        failure = left.pop()
+    def call(*arguments: Any, **named: Any) -> Any:
+        if not remaining_errors:
+            return real(*arguments, **named)
+        failure = remaining_errors.pop()
         if is_after:
-            return done_and_raised(real(*given, **named), failure)
+            return done_and_raised(real(*arguments, **named), failure)
         raise failure
 
     patch.setattr(owner, name, call)
-    return left
+    return remaining_errors
 
 
 @contextlib.asynccontextmanager
@@ -146,8 +146,8 @@ class FailsAfterwards(MemoryStore):
 async def goes_on(log: Broker, watch: "asyncio.Task[None]", inner: MemoryStore) -> None:
     """One produce meets the exception. The next ones are committed, and all brokers agree."""
     hit = await answered(append(log, "hit"))
-    after = await answered(append(log, "after"))
-    assert isinstance(after, list), f"the next produce: {after!r}"
+    next_outcome = await answered(append(log, "after"))
+    assert isinstance(next_outcome, list), f"the next produce: {next_outcome!r}"
     assert not watch.done(), "a task of the broker has ended"
     values = await read_values(log)
     assert values in (["hit", "after"], ["after"])
@@ -180,8 +180,8 @@ async def test_hot_log_bug_is_answered(monkeypatch: pytest.MonkeyPatch, tmp_path
     async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
         fail_once(monkeypatch, HotLog, "_write")
         hit = await answered(done(append(log, "hit", acks=Acks.LOCAL)))
-        after = await answered(done(append(log, "after", acks=Acks.LOCAL)))
-        assert after == "done"
+        next_outcome = await answered(done(append(log, "after", acks=Acks.LOCAL)))
+        assert next_outcome == "done"
         assert hit is not None
 
 
@@ -240,9 +240,9 @@ async def test_an_exception_in_a_seal_does_not_end_the_broker(
     settings = SETTINGS._replace(is_sealing=True)
     async with watched(MemoryStore(), settings, segment_ms="100") as (log, watch):
         await append(log, "a", "b")
-        left = fail_once(monkeypatch, owner, name, error, is_after=is_after)
+        remaining_errors = fail_once(monkeypatch, owner, name, error, is_after=is_after)
         await asyncio.sleep(WAIT_S)
-        assert not left, "the seal does not call it"
+        assert not remaining_errors, "the seal does not call it"
         assert not watch.done(), "a task of the broker has ended"
         assert log.state.partition("t", 0).sealed_end == 2
         assert await read_values(log) == ["a", "b"]

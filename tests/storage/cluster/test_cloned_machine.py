@@ -186,10 +186,10 @@ async def test_own_refused_draft_is_kept(cluster: Cluster, monkeypatch: pytest.M
     real = ClusterState._append
     errors = [MemoryError("a bug")]
 
-    def fails_once(self: ClusterState, *given: Any) -> Any:
+    def fails_once(self: ClusterState, *arguments: Any) -> Any:
         if errors:
             raise errors.pop()
-        return real(self, *given)
+        return real(self, *arguments)
 
     _, broker_a, broker_b = await three(cluster)
     await append(broker_a, "before")

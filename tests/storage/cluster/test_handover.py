@@ -32,15 +32,15 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 async def three(cluster: Cluster) -> list[Broker]:
     """Three brokers that know each other by notices alone, the sequencer first."""
-    made = [await cluster.start() for _ in range(3)]
+    brokers = [await cluster.start() for _ in range(3)]
     await asyncio.sleep(SOON_S)
-    by_id = {log._membership.me.id: log for log in made}
-    return [by_id[member.id] for member in made[0]._membership.ranking]
+    by_id = {log._membership.me.id: log for log in brokers}
+    return [by_id[member.id] for member in brokers[0]._membership.ranking]
 
 
 async def test_a_broker_that_joins_is_seen_before_the_next_heartbeat(cluster: Cluster) -> None:
-    made = await three(cluster)
-    assert {len(log.cluster.members().peers) for log in made} == {2}
+    brokers = await three(cluster)
+    assert {len(log.cluster.members().peers) for log in brokers} == {2}
     assert asyncio.get_running_loop().time() < 1.0
 
 
@@ -52,10 +52,10 @@ async def test_next_in_rank_commits_while_sequencer_drains(cluster: Cluster) -> 
     heir = second._membership.me.id
     assert [log.cluster.members().sequencer.id for log in (first, second, third)] == [heir] * 3
     assert {len(log.cluster.members().peers) for log in (second, third)} == {1}
-    before = second.stats().sequencer.taken
+    old_count = second.stats().sequencer.taken
     for log in (first, second, third):
         await append(log, "a")
-    assert second.stats().sequencer.taken == before + 2
+    assert second.stats().sequencer.taken == old_count + 2
     assert first.stats().sequencer.own_commits == third.stats().sequencer.own_commits == 0
 
 
@@ -91,15 +91,15 @@ async def joined(log: Broker, config=CONFIG) -> None:
 
 async def of_group(cluster: Cluster, config=CONFIG) -> tuple[Broker, Broker]:
     """The coordinator of the group `g`, with a member that has read "a", and its next one."""
-    made = await three(cluster)
-    await made[0].topics.create("t", 1, {})
-    await append(made[0], "a")
-    await joined(made[0], config)
-    assert await read(made[0].groups.rest, "m") == ["a"]
-    assert await read(made[0].groups.rest, "m") == []  # the first read is delivered
-    for log in made[1:]:
+    brokers = await three(cluster)
+    await brokers[0].topics.create("t", 1, {})
+    await append(brokers[0], "a")
+    await joined(brokers[0], config)
+    assert await read(brokers[0].groups.rest, "m") == ["a"]
+    assert await read(brokers[0].groups.rest, "m") == []  # the first read is delivered
+    for log in brokers[1:]:
         await log.refresh()
-    return made[0], made[1]
+    return brokers[0], brokers[1]
 
 
 def heirs(log: Broker, cluster: Cluster) -> list[str]:
@@ -112,13 +112,13 @@ async def test_group_moves_with_offsets_and_no_member_waits(cluster: Cluster) ->
     await first.hand_over()
     (heir,) = {*heirs(first, cluster), first._coordinator.broker_of("g")}
     assert heir != first._membership.me.id
-    after = next(log for log in cluster.logs if log._membership.me.id == heir)
-    await after.refresh()
+    heir_log = next(log for log in cluster.logs if log._membership.me.id == heir)
+    await heir_log.refresh()
     began_s = asyncio.get_running_loop().time()
-    await append(after, "b")
-    assert await read(after.groups.rest, "m") == ["b"], "what was delivered is committed"
+    await append(heir_log, "b")
+    assert await read(heir_log.groups.rest, "m") == ["b"], "what was delivered is committed"
     assert asyncio.get_running_loop().time() - began_s < HANDOVER_S / 4
-    assert after.state.members.get("g").generation == generation
+    assert heir_log.state.members.get("g").generation == generation
 
 
 async def test_a_broker_that_has_released_its_groups_takes_none_again(cluster: Cluster) -> None:
@@ -164,10 +164,10 @@ async def test_endless_request_makes_next_coordinator_wait(cluster: Cluster) -> 
         await first.hand_over()
         assert loop.time() - began_s == pytest.approx(RELEASE_S, abs=SOON_S)
     heir = first._coordinator.broker_of("g")
-    after = next(log for log in cluster.logs if log._membership.me.id == heir)
-    await after.refresh()
+    heir_log = next(log for log in cluster.logs if log._membership.me.id == heir)
+    await heir_log.refresh()
     began_s = loop.time()
-    assert await read(after.groups.rest, "m") == ["a"]
+    assert await read(heir_log.groups.rest, "m") == ["a"]
     assert loop.time() - began_s >= HANDOVER_S
 
 
@@ -177,16 +177,16 @@ async def test_term_of_third_broker_makes_next_coordinator_wait(cluster: Cluster
     heir = first._coordinator.broker_of("g")
     await first.hand_over()
     heir = first._coordinator.broker_of("g")
-    after = next(log for log in cluster.logs if log._membership.me.id == heir)
-    between = next(log for log in cluster.logs if log not in (first, after))
-    await after.refresh()
+    heir_log = next(log for log in cluster.logs if log._membership.me.id == heir)
+    between = next(log for log in cluster.logs if log not in (first, heir_log))
+    await heir_log.refresh()
     loop = asyncio.get_running_loop()
     # Both take the group in the same moment.
-    await asyncio.gather(between._coordinator.take("g"), after._coordinator.take("g"))
-    await after.refresh()
+    await asyncio.gather(between._coordinator.take("g"), heir_log._coordinator.take("g"))
+    await heir_log.refresh()
     last = next(
         log
-        for log in (after, between)
+        for log in (heir_log, between)
         if log._membership.me.id == log.state.members.get("g").coordinator
     )
     began_s = loop.time()

@@ -166,10 +166,10 @@ async def test_a_closed_announcer_begins_no_task() -> None:
     membership: Any = SimpleNamespace(others=[PEER])
     announcer = Announcer(membership, SystemClock(), transport=None, timeout_s=1.0)  # type: ignore[arg-type]
     await announcer.close()
-    before = asyncio.all_tasks()
+    old_tasks = asyncio.all_tasks()
     announcer.announce(EntryAnnouncement(1))
     announcer.suspect(PEER, "no answer")
-    assert asyncio.all_tasks() == before
+    assert asyncio.all_tasks() == old_tasks
 
 
 SETTINGS = MembershipSettings(heartbeat_interval_s=5, member_timeout_s=15, sweep_after_s=100)
@@ -226,8 +226,10 @@ def test_when_one_goes_the_others_keep_their_order(names: set[str]) -> None:
     order = ranked("cluster", members)
     assert ranked("cluster", reversed(members)) == order
     for lost_peer in members:
-        rest = [peer for peer in members if peer is not lost_peer]
-        assert ranked("cluster", rest) == [peer for peer in order if peer is not lost_peer]
+        remaining_members = [peer for peer in members if peer is not lost_peer]
+        assert ranked("cluster", remaining_members) == [
+            peer for peer in order if peer is not lost_peer
+        ]
     assert first_trusted(order, {}) == order[0]
     assert first_trusted(order, {order[0].id: 1.0}) == (order[1] if len(order) > 1 else None)
 

@@ -29,7 +29,7 @@ from tidelog.storage.wal.announced import AnnouncedChunks
 TOPIC = "a" * 32
 
 
-def draft_of(bodies: list[bytes], who: str = "", number: int = 0, data: str = "") -> Draft:
+def draft_of(bodies: list[bytes], origin_id: str = "", number: int = 0, data: str = "") -> Draft:
     """One chunk and one commit for each body; a chunk in `data` where that is given."""
     chunks, next_position = [], 0
     for body in bodies:
@@ -39,7 +39,7 @@ def draft_of(bodies: list[bytes], who: str = "", number: int = 0, data: str = ""
         )
         next_position += 0 if data else len(body)
     commits = [Commit(body, [Append(index, 0, 1)]) for index, body in enumerate(bodies)]
-    origins = [DraftId(who, number, len(commits))] if who else []
+    origins = [DraftId(origin_id, number, len(commits))] if origin_id else []
     return Draft(commits, chunks, [] if data else list(bodies), origins)
 
 
@@ -62,7 +62,7 @@ def test_a_merged_draft_says_what_its_drafts_said(parts: list[tuple[list[bytes],
     drafts.append(draft_of([b"own"]))
     merged = merge(drafts)
     body = b"".join(merged.bodies)
-    said = []
+    commit_ids = []
     for commit in merged.commits:
         (action,) = commit.actions
         assert isinstance(action, Append)
@@ -71,11 +71,11 @@ def test_a_merged_draft_says_what_its_drafts_said(parts: list[tuple[list[bytes],
             assert (chunk.position, crc32c(commit.commit_id)) == (7, chunk.crc32c)
         else:
             assert body[chunk.position : chunk.position + chunk.size] == commit.commit_id
-        said.append(commit.commit_id)
-    assert said == [body for bodies, _ in parts for body in bodies] + [b"own"]
+        commit_ids.append(commit.commit_id)
+    assert commit_ids == [body for bodies, _ in parts for body in bodies] + [b"own"]
     shares = list(entries.shares(entry_of(merged).entry))
     assert [origin.origin_id for origin, _ in shares] == [f"o{i}" for i in range(len(parts))]
-    assert sum(len(commits) for _, commits in shares) == len(said) - 1
+    assert sum(len(commits) for _, commits in shares) == len(commit_ids) - 1
 
 
 def test_a_producers_batch_keeps_its_sequence() -> None:
@@ -179,8 +179,8 @@ def test_level_1_is_encoded_without_origins_where_there_are_none() -> None:
 def test_origins_are_forgotten_in_the_order_of_their_last_use() -> None:
     origins = AppliedDrafts()
 
-    def see(who: str, number: int, at_ms: int) -> bool:
-        return bool(origins.see(entry_of(draft_of([b"x"], who, number)).entry, at_ms))
+    def see(origin_id: str, number: int, at_ms: int) -> bool:
+        return bool(origins.see(entry_of(draft_of([b"x"], origin_id, number)).entry, at_ms))
 
     assert not see("a", 1, 0)
     assert not see("b", 1, 1)

@@ -64,17 +64,17 @@ async def test_one_broker_alone_pays_nothing_for_the_others_that_might_be(cluste
     await cluster.settled()
     await alone.topics.create("t", 1, {})
     alone._tasks[0].cancel()  # the poller
-    before = puts(alone), gets(alone), len(cluster.net.messages)
+    old_counts = puts(alone), gets(alone), len(cluster.net.messages)
     for i in range(20):
         await logs.append(alone, str(i))
-    after = puts(alone), gets(alone), len(cluster.net.messages)
-    assert [b - a for a, b in zip(before, after, strict=True)] == [20, 0, 0]
+    new_counts = puts(alone), gets(alone), len(cluster.net.messages)
+    assert [b - a for a, b in zip(old_counts, new_counts, strict=True)] == [20, 0, 0]
     assert await values(cluster) == [str(i) for i in range(20)]
 
 
 async def test_sequencer_commits_for_all_and_all_see_it(cluster: Cluster) -> None:
     first, broker_a, broker_b = await three(cluster)
-    before = puts(broker_a, broker_b), puts(first), gets(first, broker_a, broker_b)
+    old_counts = puts(broker_a, broker_b), puts(first), gets(first, broker_a, broker_b)
     seq = first.state.seq
     for i in range(10):
         for log in (broker_a, first, broker_b):
@@ -82,8 +82,8 @@ async def test_sequencer_commits_for_all_and_all_see_it(cluster: Cluster) -> Non
             for other in cluster.logs:  # I3, by a fetch like any client's
                 fetched = await other.records.fetch("t", 0, placed.base_offset, bytes_max=1000)
                 assert fetched.pieces
-    assert puts(broker_a, broker_b) == before[0]
-    assert puts(first) - before[1] == first.state.seq - seq == 30
+    assert puts(broker_a, broker_b) == old_counts[0]
+    assert puts(first) - old_counts[1] == first.state.seq - seq == 30
     assert len(await values(cluster)) == 30
     assert broker_a._sequencer.counters.handed_over == 10
     assert broker_a._sequencer.counters.own_commits == 0
@@ -120,12 +120,12 @@ async def test_a_long_poll_anywhere_ends_a_moment_after_the_commit() -> None:
         (placed,) = await logs.append(broker_a, "now")
         loop = asyncio.get_running_loop()
         acked_s = loop.time()
-        before = gets(broker_b)
+        old_gets = gets(broker_b)
         for answer in await asyncio.gather(*polls):
             assert answer.high_watermark == placed.base_offset + 1
             assert answer.pieces
         assert loop.time() - acked_s < 0.005
-        assert gets(broker_b) == before, "the wake-up brought header and chunk"
+        assert gets(broker_b) == old_gets, "the wake-up brought header and chunk"
 
 
 async def test_a_follower_gets_records_of_other_brokers_in_large_batches(cluster: Cluster) -> None:
@@ -144,7 +144,7 @@ async def test_a_follower_gets_records_of_other_brokers_in_large_batches(cluster
     await following
     broker_b._log.reader._announced._bodies.clear()
     broker_b._log.reader.chunk_cache = type(broker_b._log.reader.chunk_cache)(0, lambda _: 1)
-    before = gets(broker_b)
+    old_gets = gets(broker_b)
     fetched = await broker_b.records.fetch("t", 0, 0, bytes_max=1 << 20)
     assert [
         bytes(value)
@@ -152,7 +152,7 @@ async def test_a_follower_gets_records_of_other_brokers_in_large_batches(cluster
         for value in piece.batch.column("value").to_pylist()
     ] == [b"%d" % i for i in range(60)]
     assert len(fetched.pieces) <= 6
-    assert gets(broker_b) == before
+    assert gets(broker_b) == old_gets
     assert await logs.read_values(broker_a) == [str(i) for i in range(60)]
 
 
@@ -187,9 +187,9 @@ async def test_failed_hand_over_is_committed_once(cluster: Cluster, broken: Brok
     assert loop.time() - started_s < 0.4
     cluster.net.plan = lambda verb, to: None
     await asyncio.sleep(40.0)  # and later it is asked again
-    before = first._sequencer.counters.taken
+    old_taken = first._sequencer.counters.taken
     await logs.append(broker_a, "e")
-    assert first._sequencer.counters.taken == before + 1
+    assert first._sequencer.counters.taken == old_taken + 1
     assert await values(cluster) == list("abcde")
     assert broker_a._sequencer.counters.own_commits <= 1 + 3
 
@@ -326,11 +326,11 @@ async def test_i9_suspended_put_loses_its_number_before_its_upload_is_deleted() 
         gate = logs.store_of(broker_a).hold("create", object_keys.wal(first.state.seq + 1))
         sent = asyncio.create_task(logs.append(broker_a, "x" * 50_000))
         await gate.reached.wait()
-        said = ["0"]
+        expected_values = ["0"]
         for minute in range(20):
             if minute >= 10:  # until then no other broker commits, and the number is free
-                said.append(str(minute))
-                await logs.append(broker_b, said[-1])
+                expected_values.append(str(minute))
+                await logs.append(broker_b, expected_values[-1])
             async with caring(cluster.store) as care:
                 await collect(care, await plan(care, Grace(wal_ms=120_000)))
             is_there = bool([info async for info in cluster.store.list(object_keys.DATA)])
@@ -341,7 +341,7 @@ async def test_i9_suspended_put_loses_its_number_before_its_upload_is_deleted() 
         gate.opened.set()
         with pytest.raises(Unavailable):
             await sent
-        assert [await logs.read_values(log) for log in cluster.logs] == [said] * 3
+        assert [await logs.read_values(log) for log in cluster.logs] == [expected_values] * 3
 
 
 async def test_a_killed_sequencer_is_missed_for_one_put(cluster: Cluster) -> None:

@@ -46,9 +46,9 @@ def test_rows_without_headers_and_rows_with_them_become_one_batch() -> None:
 @pytest.mark.parametrize("nulls", [[], [0], [1, 3], [4]])
 def test_long_items_are_copied_once(nulls: list[int]) -> None:
     items = [None if row in nulls else bytes([row]) * (row * 300_000) for row in range(5)]
-    before = pa.total_allocated_bytes()
+    old_bytes = pa.total_allocated_bytes()
     batch = batch_of_rows([Rows([1] * 5, items, items[::-1])])
-    assert pa.total_allocated_bytes() - before < 10_000, "the items are outside of Arrow's pool"
+    assert pa.total_allocated_bytes() - old_bytes < 10_000, "the items are outside of Arrow's pool"
     batch.validate(full=True)
     assert batch.column("key").to_pylist() == items
     assert batch.column("value").equals(pa.array(items[::-1], pa.binary()))
@@ -78,11 +78,11 @@ def test_a_record_weighs_its_content_and_a_constant(records: list, data: st.Data
     assert chunk.weights(rows).tolist() == chunk.weights(batch).tolist() == expected
     first = data.draw(st.integers(0, len(records) - 1))
     part = batch.slice(first, data.draw(st.integers(0, len(records) - first)))
-    wanted = expected[first : first + part.num_rows]
-    assert chunk.weight(part) == sum(wanted)
-    assert chunk.weight_before(part).tolist() == np.cumsum([0, *wanted]).tolist()
+    expected_weights = expected[first : first + part.num_rows]
+    assert chunk.weight(part) == sum(expected_weights)
+    assert chunk.weight_before(part).tolist() == np.cumsum([0, *expected_weights]).tolist()
     bytes_max = data.draw(st.integers(1, 200))
-    fitting = int((np.cumsum(wanted) <= bytes_max).sum())
+    fitting = int((np.cumsum(expected_weights) <= bytes_max).sum())
     assert chunk.rows_bound(part, bytes_max) >= min(fitting + 1, part.num_rows)
 
 

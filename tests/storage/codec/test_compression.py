@@ -219,10 +219,10 @@ def test_bytes_that_do_not_unpack_leave_no_memory(framing: str) -> None:
     refuses(codec, damaged)
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
+        old_bytes = tracemalloc.get_traced_memory()[0]
         for _ in range(20):
             refuses(codec, damaged)
-        grown = tracemalloc.get_traced_memory()[0] - before
+        grown = tracemalloc.get_traced_memory()[0] - old_bytes
     finally:
         tracemalloc.stop()
     assert grown < compression._STEP

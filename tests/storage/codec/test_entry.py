@@ -234,11 +234,13 @@ def test_a_level_before_the_first_is_corrupt(level: int) -> None:
 
 
 @pytest.mark.parametrize("level", [levels.NEWEST + 1, 127, 128, 255, 2**40])
-@pytest.mark.parametrize("rest", [None, [], [{"all": "new"}, [[[]]], 1.5], [None] * 99])
-def test_a_newer_level_is_not_damage(level: int, rest: list[object] | None) -> None:
+@pytest.mark.parametrize("later_elements", [None, [], [{"all": "new"}, [[[]]], 1.5], [None] * 99])
+def test_a_newer_level_is_not_damage(level: int, later_elements: list[object] | None) -> None:
     """Whatever follows the first element."""
     raw = msgspec.to_builtins(sample(), builtin_types=[bytes])
-    header = msgspec.msgpack.encode([level, *(raw[1:] if rest is None else rest)])
+    header = msgspec.msgpack.encode(
+        [level, *(raw[1:] if later_elements is None else later_elements)]
+    )
     with pytest.raises(NewerLevel) as caught:
         decode(framed(header), KEY, seq=7, previous=PREVIOUS)
     assert str(caught.value) == (
@@ -291,7 +293,7 @@ def test_unknown_element_is_corrupt(level: int, path: tuple[int, ...]) -> None:
 def test_the_hash_covers_every_field_and_chunks_by_their_checksums() -> None:
     hashes = {encode_header(sample())[1]}
     chunk = sample().chunks[0]
-    others = [
+    changed_entries = [
         msgspec.structs.replace(sample(), seq=8),
         msgspec.structs.replace(sample(), previous=GENESIS),
         msgspec.structs.replace(sample(), entry_id=b"other"),
@@ -306,8 +308,8 @@ def test_the_hash_covers_every_field_and_chunks_by_their_checksums() -> None:
             sample(), commits=[msgspec.structs.replace(sample().commits[0], principal="User:a")]
         ),
     ]
-    hashes |= {encode_header(entry)[1] for entry in others}
-    assert len(hashes) == 1 + len(others)
+    hashes |= {encode_header(entry)[1] for entry in changed_entries}
+    assert len(hashes) == 1 + len(changed_entries)
 
 
 def test_an_unknown_action_is_corrupt_and_not_passed_over() -> None:

@@ -65,15 +65,15 @@ def test_the_code_in_c_reads_and_writes_only_its_buffers(tmp_path: Path) -> None
         "UBSAN_OPTIONS": "halt_on_error=1",
     }
     module = "tests.storage.codec.native_fuzz"
-    done = ran(sys.executable, "-m", module, file, str(CALLS), env=environment)
-    assert f"{CALLS} calls" in done.stdout
+    process = ran(sys.executable, "-m", module, file, str(CALLS), env=environment)
+    assert f"{CALLS} calls" in process.stdout
 
 
 def ran(
     *words: str | Path, env: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(
+    process = subprocess.run(
         words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process

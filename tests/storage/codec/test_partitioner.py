@@ -165,22 +165,22 @@ said = st.one_of(st.none(), st.integers(0, 4), st.lists(st.none() | st.integers(
 )
 def test_parting_keeps_everything_and_the_order(
     record_keys: list[bytes | None],
-    asked: list[int | None] | int | None,
+    requested: list[int | None] | int | None,
     otherwise: int | None,
     headers: bool,
 ) -> None:
-    if isinstance(asked, list):
-        asked = asked[: len(record_keys)]
+    if isinstance(requested, list):
+        requested = requested[: len(record_keys)]
     rows = rows_of(record_keys, headers)
     batch = batch_of_rows([rows])
-    placed = check(place(rows, asked, 5, Sticky(7), otherwise=otherwise), rows)
-    assert check(place(batch, asked, 5, Sticky(7), otherwise=otherwise), batch) == placed
-    if isinstance(asked, list):
-        column = pa.array(asked, pa.int32())
+    placed = check(place(rows, requested, 5, Sticky(7), otherwise=otherwise), rows)
+    assert check(place(batch, requested, 5, Sticky(7), otherwise=otherwise), batch) == placed
+    if isinstance(requested, list):
+        column = pa.array(requested, pa.int32())
         assert check(place(batch, column, 5, Sticky(7), otherwise=otherwise), batch) == placed
         assert check(place(rows, column, 5, Sticky(7), otherwise=otherwise), rows) == placed
-    everyone = asked if isinstance(asked, int) else otherwise
-    asked_partitions = asked if isinstance(asked, list) else [None] * len(record_keys)
+    everyone = requested if isinstance(requested, int) else otherwise
+    asked_partitions = requested if isinstance(requested, list) else [None] * len(record_keys)
     for key, own, partition in zip(record_keys, asked_partitions, placed, strict=True):
         if own is not None:
             assert partition == own
@@ -201,9 +201,9 @@ def test_a_partition_out_of_range_is_named(wrong: int, as_batch: bool) -> None:
     assert (refused.value.row, refused.value.partition, refused.value.count) == (3, wrong, 3)
 
 
-@pytest.mark.parametrize("asked", [3, -1])
-def test_one_partition_for_all_out_of_range(asked: int) -> None:
-    for how in ({"partitions": asked}, {"partitions": None, "otherwise": asked}):
+@pytest.mark.parametrize("partition", [3, -1])
+def test_one_partition_for_all_out_of_range(partition: int) -> None:
+    for how in ({"partitions": partition}, {"partitions": None, "otherwise": partition}):
         options: dict[str, Partitions] = how  # type: ignore[assignment]
         with pytest.raises(NoSuchPartition):
             place(rows_of([None]), count=3, sticky=Sticky(1), **options)  # type: ignore[arg-type]

@@ -236,14 +236,14 @@ def test_a_false_maximum_timestamp_and_a_set_bit_are_put_right() -> None:
 
 def test_a_batch_is_placed_without_a_copy() -> None:
     view = memoryview(PLAIN)
-    first, rest = record_batch.placed(view, 2**40)
-    assert isinstance(rest, memoryview)
-    assert rest.obj is PLAIN
-    header = BatchHeader._make(HEADER.unpack(bytes(first) + rest[: HEADER_SIZE - len(first)]))
+    first, tail = record_batch.placed(view, 2**40)
+    assert isinstance(tail, memoryview)
+    assert tail.obj is PLAIN
+    header = BatchHeader._make(HEADER.unpack(bytes(first) + tail[: HEADER_SIZE - len(first)]))
     assert header == BatchHeader._make(HEADER.unpack_from(PLAIN))._replace(
         base_offset=2**40, leader_epoch=0
     )
-    assert bytes(first) + rest == with_header(PLAIN, base_offset=2**40, leader_epoch=0)
+    assert bytes(first) + tail == with_header(PLAIN, base_offset=2**40, leader_epoch=0)
 
 
 @pytest.mark.parametrize("size", [1, 9000])
@@ -334,14 +334,14 @@ def test_error_names_records_without_key(way: str, monkeypatch: pytest.MonkeyPat
 
 def reachable(start: object) -> list[object]:
     """Return all objects that `start` refers to, apart from modules and types."""
-    seen: dict[int, object] = {}
+    objects: dict[int, object] = {}
     waiting = [start]
     while waiting:
         for item in gc.get_referents(waiting.pop()):
-            if id(item) not in seen and not isinstance(item, ModuleType | type):
-                seen[id(item)] = item
+            if id(item) not in objects and not isinstance(item, ModuleType | type):
+                objects[id(item)] = item
                 waiting.append(item)
-    return list(seen.values())
+    return list(objects.values())
 
 
 @pytest.mark.parametrize("way", WAYS)

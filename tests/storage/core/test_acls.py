@@ -89,10 +89,10 @@ def test_a_decision_is_that_of_the_plain_rules(
     removed_acls = {bindings[index] for index in removed if index < len(bindings)}
     for acl in [*removed_acls, *removed_acls]:
         acl_set.remove(acl)
-    left = [acl for acl in bindings if acl not in removed_acls]
-    assert set(acl_set) == set(left)
-    assert len(acl_set) == len(set(left))
-    expected = oracle(left, principal, host, operation, kind, name)
+    remaining_acls = [acl for acl in bindings if acl not in removed_acls]
+    assert set(acl_set) == set(remaining_acls)
+    assert len(acl_set) == len(set(remaining_acls))
+    expected = oracle(remaining_acls, principal, host, operation, kind, name)
     assert acl_set.allows(principal, host, operation, kind, name) is expected
 
 
@@ -152,7 +152,7 @@ TOPICS = [
 
 
 @pytest.mark.parametrize(
-    ("asked", "indexes"),
+    ("acl_filter", "indexes"),
     [
         (AclFilter(), [0, 1, 2, 3]),
         (AclFilter(resource_name="te"), [2, 3]),
@@ -169,8 +169,8 @@ TOPICS = [
         (AclFilter(permission="DENY"), []),
     ],
 )
-def test_a_filter_finds_what_kafkas_would(asked: AclFilter, indexes: list[int]) -> None:
-    assert [index for index, acl in enumerate(TOPICS) if asked.matches(acl)] == indexes
+def test_a_filter_finds_what_kafkas_would(acl_filter: AclFilter, indexes: list[int]) -> None:
+    assert [index for index, acl in enumerate(TOPICS) if acl_filter.matches(acl)] == indexes
 
 
 @pytest.mark.parametrize(

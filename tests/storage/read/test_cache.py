@@ -41,8 +41,8 @@ async def test_readers_at_one_time_share_one_load(cache: Cache[str, str], loads:
     first = asyncio.create_task(cache.get("a", loads.of("a")))
     await asyncio.sleep(0.5)
     assert cache.peek("a")
-    rest = [asyncio.create_task(cache.get("a", loads.of("a"))) for _ in range(9)]
-    assert await asyncio.gather(first, *rest) == ["a"] * 10
+    later_tasks = [asyncio.create_task(cache.get("a", loads.of("a"))) for _ in range(9)]
+    assert await asyncio.gather(first, *later_tasks) == ["a"] * 10
     assert asyncio.get_running_loop().time() == 1.0
     assert await cache.get("a", loads.of("a")) == "a"
     assert loads.begun == ["a"]

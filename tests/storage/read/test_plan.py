@@ -149,8 +149,8 @@ def test_a_range_and_the_log_start_cut_slices() -> None:
 
 
 def test_offsets_topics_and_partitions_prune() -> None:
-    def left(wanted: ReadFilter) -> dict[tuple[str, int], list[tuple[int, int]]]:
-        return planned(plan(TWO_TIERS, WHOLE, wanted))
+    def left(read_filter: ReadFilter) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        return planned(plan(TWO_TIERS, WHOLE, read_filter))
 
     assert left(ReadFilter(offset_min=205)) == {("logs", 0): [(205, 210), (210, 230)]}
     assert left(ReadFilter(offset_max=3)) == {("logs", 0): [(0, 4)], ("logs", 1): [(0, 4)]}
@@ -261,12 +261,12 @@ def test_a_batch_reads_everything_by_default() -> None:
 
 
 def test_offsets_are_given_per_partition() -> None:
-    asked = ranges_of(
+    offset_ranges = ranges_of(
         TWO_TIERS,
         startingOffsets='{"logs":{"0":23,"1":-2}}',
         endingOffsets='{"logs":{"0":200,"1":-1}}',
     )
-    assert asked == [(23, 200), (0, 5)]
+    assert offset_ranges == [(23, 200), (0, 5)]
 
 
 def test_timestamps_resolve_to_the_offsets_that_were_found() -> None:
@@ -407,5 +407,5 @@ def test_trigger_takes_its_most(
     end_offsets = limit_offsets(start, end, rows_max)
     assert end_offsets.keys() == end.keys()
     assert all(start[of] <= end_offsets[of] <= end[of] for of in end)
-    left = sum(end.values()) - sum(start.values())
-    assert sum(end_offsets.values()) - sum(start.values()) == min(left, rows_max)
+    total = sum(end.values()) - sum(start.values())
+    assert sum(end_offsets.values()) - sum(start.values()) == min(total, rows_max)

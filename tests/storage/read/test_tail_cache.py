@@ -181,8 +181,8 @@ def test_passed_is_the_distance_to_eviction() -> None:
     for number in range(5):
         for key in KEYS[:2]:
             cache.add(key, rows_each * number, batch, is_json=True, nbytes=1000)
-    wanted = (0, rows_each - 1, rows_each, 5 * rows_each - 1, 5 * rows_each)
-    distances = [cache.passed(KEYS[0], offset) for offset in wanted]
+    offsets = (0, rows_each - 1, rows_each, 5 * rows_each - 1, 5 * rows_each)
+    distances = [cache.passed(KEYS[0], offset) for offset in offsets]
     assert distances == [10 * size, 10 * size, 8 * size, 2 * size, 0]
     cache.add(KEYS[1], 5 * rows_each, batch, is_json=True, nbytes=1000)
     assert cache.read(KEYS[0], 0) == []

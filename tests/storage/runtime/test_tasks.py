@@ -15,19 +15,19 @@ from tidelog.storage.runtime.threads import LoopThread
 
 @pytest.mark.parametrize(("at_once", "seconds", "most"), [(None, 1.0, 7), (3, 3.0, 3), (1, 7.0, 1)])
 async def test_bounded_number_runs_together(at_once: int | None, seconds: float, most: int) -> None:
-    now, seen = 0, 0
+    now, highest = 0, 0
 
     async def work(number: int) -> int:
-        nonlocal now, seen
+        nonlocal now, highest
         now += 1
-        seen = max(seen, now)
+        highest = max(highest, now)
         await asyncio.sleep(1.0)
         now -= 1
         return number
 
     began_s = asyncio.get_running_loop().time()
     assert await together(*map(work, range(7)), at_once=at_once) == list(range(7))
-    assert (asyncio.get_running_loop().time() - began_s, seen) == (seconds, most)
+    assert (asyncio.get_running_loop().time() - began_s, highest) == (seconds, most)
 
 
 @pytest.mark.filterwarnings("error")

@@ -53,16 +53,16 @@ async def encoded(
     log: Broker, ranges: dict[int, tuple[int, int]], damage: dict[int, Corrupt] | None = None
 ) -> Sealed:
     """The segments that a sealer would upload."""
-    made = TailSegments(log._log.reader, log.clock, lambda: log.state.level)
+    tail_segments = TailSegments(log._log.reader, log.clock, lambda: log.state.level)
     segments_by_number: Sealed = {number: [] for number in ranges}
-    async for segment in made.encoded(
+    async for segment in tail_segments.encoded(
         log.state.topic("t"), ranges, {} if damage is None else damage
     ):
         file = segment.file
         segments_by_number[file.partition].append(
             (file.base_offset, file.end_offset, bytes(segment.body))
         )
-    made.close()
+    tail_segments.close()
     return segments_by_number
 
 
@@ -82,8 +82,8 @@ async def expected(log: Broker, number: int, base: int, end: int) -> list[tuple[
         if not batches:
             break
         is_json = all(piece.is_json for piece in result.pieces)
-        made = segments.write(batches, codec=config.compression_type, is_json=is_json)
-        expected_segments.append((base, upto, bytes(memoryview(made.body))))
+        segment = segments.write(batches, codec=config.compression_type, is_json=is_json)
+        expected_segments.append((base, upto, bytes(memoryview(segment.body))))
         base = offset = upto
     return expected_segments
 
@@ -114,29 +114,29 @@ async def test_segments_are_the_same_from_memory_and_from_the_wal(
     configs = {"segment.bytes": str(segment_bytes), "message.timestamp.type": stamp}
     warm = await with_topic(inner, partitions=PARTITIONS, configs=configs)
     cold = await opened(inner, COLD)
-    some = await opened(inner, COLD._replace(tail_cache_bytes=draw.choice([5000, 60_000])))
-    async with closing(warm, cold, some):
-        await some._log.wal.refresh()
+    partial = await opened(inner, COLD._replace(tail_cache_bytes=draw.choice([5000, 60_000])))
+    async with closing(warm, cold, partial):
+        await partial._log.wal.refresh()
         for _ in range(3):
-            await fill(draw.choice([warm, some]), draw, 12)
+            await fill(draw.choice([warm, partial]), draw, 12)
             await warm._log.wal.refresh()
-            await some._log.wal.refresh()
+            await partial._log.wal.refresh()
         number = draw.randrange(PARTITIONS)
         end = warm.state.partition("t", number).high_watermark
         base = draw.randrange(end)
         await lose(warm, number, base, draw.randrange(base, end) + 1)
         await fill(warm, draw, 6)
-        for log in (cold, some):
+        for log in (cold, partial):
             await log._log.wal.refresh()
         ranges = ends_of(cold)
         want = {
             number: await expected(cold, number, base, end)
             for number, (base, end) in ranges.items()
         }
-        for log in (warm, cold, some):
+        for log in (warm, cold, partial):
             assert await encoded(log, ranges) == want
         middle = {number: (0, draw.randrange(1, end + 1)) for number, (_, end) in ranges.items()}
-        segments_by_number = await encoded(some, middle)
+        segments_by_number = await encoded(partial, middle)
         for number, (_, last) in middle.items():
             assert segments_by_number[number] == await expected(cold, number, 0, last)
 
@@ -201,9 +201,9 @@ async def test_whole_tails_are_read_in_few_requests() -> None:
             places = list(range(PARTITIONS))
             await log.records.append(log.state.topic("t"), [(places, rows)], size=9, is_json=False)
         store = store_of(log)
-        before = store.count("get_range")
+        old_count = store.count("get_range")
         await encoded(log, ends_of(log))
-        assert store.count("get_range") - before == 64
+        assert store.count("get_range") - old_count == 64
 
 
 @pytest.mark.parametrize("late_s", [0.0, 19.0, 20.0])

@@ -434,13 +434,13 @@ class Moved:
 
 
 async def added_late(
-    moved: Moved, patch: pytest.MonkeyPatch, before: Callable[[], None]
+    moved: Moved, patch: pytest.MonkeyPatch, effect: Callable[[], None]
 ) -> SegmentFile:
     """The segment of a sealer that was suspended between its check of the age and its commit."""
     real = MemoryManifest.add
 
     async def add(self: MemoryManifest, files: object, transactions: object) -> None:
-        before()
+        effect()
         await real(self, files, transactions)  # type: ignore[arg-type]
 
     with patch.context() as patched:
@@ -476,10 +476,10 @@ async def test_a_young_segment_of_another_sealer_is_kept(monkeypatch: pytest.Mon
     moved = await Moved.opened()
     async with closing(moved.log):
         await kill_while_sealing(moved.log)
-        before = await moved.files()
+        old_files = await moved.files()
         moved.pass_time(LATE_S - 100)
         await moved.log.records.seal("t")
-        assert await moved.files() == before
+        assert await moved.files() == old_files
         assert moved.log.state.partition("t", 0).sealed_end == 2
 
 
@@ -492,10 +492,10 @@ async def test_two_sealers_replace_one_segment_once(monkeypatch: pytest.MonkeyPa
             other_clock.advance(LATE_S)
             real = MemoryManifest.replace
 
-            async def replace(self: MemoryManifest, *given: object, **named: object) -> None:
+            async def replace(self: MemoryManifest, *arguments: object, **named: object) -> None:
                 monkeypatch.setattr(MemoryManifest, "replace", real)
                 await other.records.seal("t")
-                await real(self, *given, **named)  # type: ignore[arg-type]
+                await real(self, *arguments, **named)  # type: ignore[arg-type]
 
             monkeypatch.setattr(MemoryManifest, "replace", replace)
             assert await moved.log.records.seal("t") == 0

@@ -102,9 +102,9 @@ async def test_after_an_error_no_upload_begins_and_none_leaves_a_file(
 
 def test_a_segment_after_one_that_is_not_uploaded_is_not_committed() -> None:
     work = CommitUploads()
-    made = [
+    segment_uploads = [
         uploads.SegmentUpload(segment(0, 1).file, 0, is_done) for is_done in (True, False, True)
     ]
-    work.of = {0: made, 1: made[1:], 2: made[:1]}
-    assert work.take_done() == [made[0], made[0]]
-    assert work.of == {0: made[1:], 1: made[1:], 2: []}
+    work.of = {0: segment_uploads, 1: segment_uploads[1:], 2: segment_uploads[:1]}
+    assert work.take_done() == [segment_uploads[0], segment_uploads[0]]
+    assert work.of == {0: segment_uploads[1:], 1: segment_uploads[1:], 2: []}

@@ -31,8 +31,10 @@ WRITE = Acl("TOPIC", "t", "PREFIXED", "User:bob", "*", "WRITE", "DENY")
 
 def apply(state: ClusterState, *commits: Sequence[AnyAction], at_ms: int = 1000) -> list[Outcome]:
     """One entry, through its bytes."""
-    made = [Committed(b"c%d" % number, list(actions)) for number, actions in enumerate(commits)]
-    entry = Entry(state.level, state.seq + 1, state.hash, b"e", "w", at_ms, [], made)
+    committed = [
+        Committed(b"c%d" % number, list(actions)) for number, actions in enumerate(commits)
+    ]
+    entry = Entry(state.level, state.seq + 1, state.hash, b"e", "w", at_ms, [], committed)
     header, _ = encode_header(entry)
     return state.apply(
         decode(header, "wal/1", seq=entry.seq, previous=state.hash), "wal/1"
@@ -55,20 +57,20 @@ def test_cluster_without_access_has_bytes_of_its_level(level: int, elements: int
     used, unused = ClusterState("c", level), ClusterState("c", level)
     apply(unused, [])
     apply(used, [])
-    before = unused.encode()
-    assert len(msgspec.msgpack.decode(before)) == elements
+    old_bytes = unused.encode()
+    assert len(msgspec.msgpack.decode(old_bytes)) == elements
     apply(used, [key()], [CreateAcls([READ])], [SetQuotas(DEFAULT, {"producer_byte_rate": 5})])
     apply(used, [DeleteKey("k1")], [DeleteAcls([READ])])
     apply(used, [SetQuotas(DEFAULT, {"producer_byte_rate": None})])
     used.seq, used.hash = unused.seq, unused.hash
-    assert used.encode() == before
+    assert used.encode() == old_bytes
 
 
 def test_a_key_is_found_by_the_digest_of_its_secret_until_it_is_deleted() -> None:
     state = ClusterState("c")
     apply(state, [key(expires_ms=77, note="of the laptop")], at_ms=500)
-    for seen in (state, reloaded(state)):
-        access_key = seen.access.key_of_digest(digest(b"s"))
+    for either_state in (state, reloaded(state)):
+        access_key = either_state.access.key_of_digest(digest(b"s"))
         assert access_key is not None
         assert (access_key.key_id, access_key.principal, access_key.created_ms) == (
             "k1",
@@ -76,7 +78,7 @@ def test_a_key_is_found_by_the_digest_of_its_secret_until_it_is_deleted() -> Non
             500,
         )
         assert (access_key.expires_ms, access_key.note) == (77, "of the laptop")
-        assert seen.access.key_of_digest(digest(b"another")) is None
+        assert either_state.access.key_of_digest(digest(b"another")) is None
     apply(state, [DeleteKey("k1")], [DeleteKey("k1")])
     assert state.access.key_of_digest(digest(b"s")) is None
     assert not state.access.keys
@@ -102,10 +104,10 @@ def test_a_key_is_found_by_the_digest_of_its_secret_until_it_is_deleted() -> Non
 def test_what_cannot_be_is_refused_and_changes_nothing(action: AccessAction, words: str) -> None:
     state = ClusterState("c")
     apply(state, [key()])
-    version, before = state.access.version, state.access.kept()
+    version, old_access = state.access.version, state.access.kept()
     (outcome,) = apply(state, [action])
     assert words in str(outcome.refusal)
-    assert (state.access.version, state.access.kept()) == (version, before)
+    assert (state.access.version, state.access.kept()) == (version, old_access)
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,17 +184,17 @@ def test_i4_two_brokers_hold_the_same_to_the_byte() -> None:
 
 def test_actions_and_checkpoint_are_what_format_md_says() -> None:
     state = ClusterState("c")
-    made = key(expires_ms=9, note="n")
+    created_key = key(expires_ms=9, note="n")
     actions: list[AccessAction] = [
-        made,
+        created_key,
         DeleteKey("k0"),
         CreateAcls([READ]),
         DeleteAcls([WRITE]),
         SetQuotas("User:alice", {"producer_byte_rate": 7, "consumer_byte_rate": None}),
     ]
     acl = ["TOPIC", "t", "LITERAL", "User:alice", "*", "READ", "ALLOW"]
-    said = msgspec.msgpack.decode(msgspec.msgpack.encode(actions))
-    assert said == [
+    decoded_actions = msgspec.msgpack.decode(msgspec.msgpack.encode(actions))
+    assert decoded_actions == [
         ["create-key", "k1", "User:alice", digest(b"s"), 9, "n"],
         ["delete-key", "k0"],
         ["create-acls", [acl]],

@@ -26,9 +26,11 @@ def check(subscribed, counts, assigned: Assignment) -> None:
     owners = Counter(
         partition for owned_partitions in assigned.values() for partition in owned_partitions
     )
-    wanted = {topic for topics in subscribed.values() for topic in topics if topic in counts}
+    subscribed_topics = {
+        topic for topics in subscribed.values() for topic in topics if topic in counts
+    }
     assert set(owners) == {
-        TopicIdPartition(topic, n) for topic in wanted for n in range(counts[topic])
+        TopicIdPartition(topic, n) for topic in subscribed_topics for n in range(counts[topic])
     }
     assert set(owners.values()) <= {1}
     for member, owned_partitions in assigned.items():
@@ -38,23 +40,23 @@ def check(subscribed, counts, assigned: Assignment) -> None:
 def is_even(subscribed, assigned: Assignment) -> bool:
     """No member has two more than another that could own one of them."""
     return not any(
-        len(more) >= len(fewer) + 2
-        and any(partition.topic_id in subscribed[poor] for partition in more)
-        for more in assigned.values()
+        len(partitions) >= len(fewer) + 2
+        and any(partition.topic_id in subscribed[poor] for partition in partitions)
+        for partitions in assigned.values()
         for poor, fewer in assigned.items()
     )
 
 
-def moved(before: Assignment, after: Assignment) -> int:
+def moved(old_assignment: Assignment, new_assignment: Assignment) -> int:
     """Partitions that had an owner and have another one."""
     owner = {
         partition: member
-        for member, owned_partitions in before.items()
+        for member, owned_partitions in old_assignment.items()
         for partition in owned_partitions
     }
     return sum(
         owner[partition] != member
-        for member, owned_partitions in after.items()
+        for member, owned_partitions in new_assignment.items()
         for partition in owned_partitions
         if partition in owner
     )
@@ -75,24 +77,24 @@ def test_i8_every_partition_has_one_owner(name: str, subscribed, counts, draw) -
 
 @given(subscriptions, partitions, subscriptions, partitions)
 @examples(300)
-def test_sticky_is_even_and_stays_even(before, counts, after, counts_after) -> None:
+def test_sticky_is_even_and_stays_even(old_topics, counts, new_topics, counts_after) -> None:
     assign = ASSIGNORS["sticky"]
-    first = assign(before, counts, {})
-    assert is_even(before, first)
-    second = assign(after, counts_after, first)
-    check(after, counts_after, second)
-    assert is_even(after, second)
-    assert assign(after, counts_after, second) == second  # nothing moves without a reason
+    first = assign(old_topics, counts, {})
+    assert is_even(old_topics, first)
+    second = assign(new_topics, counts_after, first)
+    check(new_topics, counts_after, second)
+    assert is_even(new_topics, second)
+    assert assign(new_topics, counts_after, second) == second  # nothing moves without a reason
 
 
 @given(subscriptions, partitions, subscriptions)
 @examples(200)
 def test_claims_of_the_same_partition_leave_one_owner(subscribed, counts, claims) -> None:
-    owned = {
+    claimed_partitions = {
         member: [TopicIdPartition(topic, n) for topic in topics for n in range(12)]
         for member, topics in claims.items()
     }
-    assigned = ASSIGNORS["sticky"](subscribed, counts, owned)
+    assigned = ASSIGNORS["sticky"](subscribed, counts, claimed_partitions)
     check(subscribed, counts, assigned)
     assert is_even(subscribed, assigned)
 
@@ -108,9 +110,9 @@ def test_one_comes_and_one_goes_with_no_move_too_many(members: int, count: int) 
     joined = assign({**group, "new": ["a"]}, {"a": count}, first)
     assert moved(first, joined) == len(joined["new"]) == count // (members + 1)
     if members > 1:
-        leaver, *rest = group
-        left = assign({member: ["a"] for member in rest}, {"a": count}, first)
-        assert moved(first, left) == len(first[leaver])  # its own, and no other
+        leaver, *staying_members = group
+        new_assignment = assign({member: ["a"] for member in staying_members}, {"a": count}, first)
+        assert moved(first, new_assignment) == len(first[leaver])  # its own, and no other
 
 
 def test_added_partitions_go_to_the_member_with_fewest() -> None:
@@ -127,24 +129,26 @@ def test_sticky_over_a_life_of_comings_and_goings() -> None:
     assign = ASSIGNORS["sticky"]
     group = {"m000": TOPICS}
     counts = dict.fromkeys(TOPICS, 12)
-    owned = assign(group, counts, {})
+    assignment = assign(group, counts, {})
     for number in range(1, 200):
         if len(group) > 1 and draw.random() < 0.5:
             del group[draw.choice(sorted(group))]
         else:
             group[f"m{number:03d}"] = TOPICS
-        after = assign(group, counts, owned)
-        check(group, counts, after)
-        sizes = sorted(map(len, after.values()))
+        new_assignment = assign(group, counts, assignment)
+        check(group, counts, new_assignment)
+        sizes = sorted(map(len, new_assignment.values()))
         assert sizes[-1] - sizes[0] <= 1
         stayed = {
             member: owned_partitions
-            for member, owned_partitions in owned.items()
+            for member, owned_partitions in assignment.items()
             if member in group
         }
         # Those who stay lose what brings them down to their share, and nothing else.
-        assert moved(stayed, after) <= sum(max(0, len(h) - sizes[0]) for h in stayed.values())
-        owned = after
+        assert moved(stayed, new_assignment) <= sum(
+            max(0, len(h) - sizes[0]) for h in stayed.values()
+        )
+        assignment = new_assignment
 
 
 def test_ranges_of_topics_of_one_size_meet() -> None:

@@ -41,8 +41,8 @@ ASSIGNMENT = b"\0\0\0\0\0\1\0\5alpha\0\0\0\2\0\0\0\3\0\0\0\0\xff\xff\xff\xff"
 """Partitions 3 and 0 of alpha, as Kafka's consumers write it."""
 
 
-def member(name: str, **more) -> SettledMember:
-    values = {"assignment": ASSIGNMENT, "instance_id": "", **more}
+def member(name: str, **fields) -> SettledMember:
+    values = {"assignment": ASSIGNMENT, "instance_id": "", **fields}
     return SettledMember(
         name, values["instance_id"], "app", "/10.0.0.1", 10_000, 60_000, b"m", values["assignment"]
     )
@@ -96,9 +96,9 @@ def test_the_first_settlement_makes_the_group_and_its_term() -> None:
 )
 def test_an_old_term_or_generation_settles_nothing(action: SettleGroup) -> None:
     state = group_of("x")
-    before = state.encode()
+    old_state = state.encode()
     assert isinstance(do(state, action), IllegalGeneration)
-    assert len(state.encode()) == len(before)
+    assert len(state.encode()) == len(old_state)
     assert do(state, TakeGroup("g", "b2")) is None
     assert isinstance(do(state, settled("x", generation=2)), IllegalGeneration)
     assert do(state, settled("x", generation=2, term=2, coordinator="b2")) is None
@@ -214,11 +214,11 @@ def test_offsets_are_deleted_one_by_one() -> None:
 def test_offsets_expire_when_the_group_was_empty_for_a_week() -> None:
     state = group_of("x")
     assert do(state, commit("x", 1, (0, 5))) is None
-    after = RETENTION_MS + 2 * CHECK_INTERVAL_MS
-    assert do(state, at_ms=after) is None
+    expiry_ms = RETENTION_MS + 2 * CHECK_INTERVAL_MS
+    assert do(state, at_ms=expiry_ms) is None
     assert "g" in state.committed_offsets
-    assert do(state, LeaveGroup("g", "x"), at_ms=after) is None
-    assert do(state, at_ms=2 * after) is None
+    assert do(state, LeaveGroup("g", "x"), at_ms=expiry_ms) is None
+    assert do(state, at_ms=2 * expiry_ms) is None
     assert "g" not in state.committed_offsets
     assert state.members.get("g") is None
 

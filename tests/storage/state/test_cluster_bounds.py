@@ -99,11 +99,11 @@ def test_a_second_change_begins_the_wait_again_or_ends_it() -> None:
 )
 def test_unsafe_bounds_are_refused(change: SetBounds, why: str) -> None:
     state = state_of()
-    before = state.bounds.kept()
+    old_bounds = state.bounds.kept()
     outcome = done(state, change)
     assert isinstance(outcome.refusal, InvalidRequest)
     assert why in str(outcome.refusal)
-    assert state.bounds.kept() == before
+    assert state.bounds.kept() == old_bounds
 
 
 def test_only_a_cluster_that_began_with_short_ones_may_have_short_ones() -> None:

@@ -202,10 +202,10 @@ def test_i2_offsets_are_dense_and_the_tail_is_whole(history: list[Spec]) -> None
         decoded = encoded(state, spec)
         key = object_keys.wal(decoded.entry.seq)
         for commit, outcome in zip(spec.commits, state.apply(decoded, key).outcomes, strict=True):
-            made = [action for action in commit.actions if isinstance(action, Append)]
+            append_actions = [action for action in commit.actions if isinstance(action, Append)]
             if outcome.refusal is not None or outcome.is_duplicate:
                 continue
-            for append, placement in zip(made, outcome.placements, strict=True):
+            for append, placement in zip(append_actions, outcome.placements, strict=True):
                 chunk = spec.chunks[append.chunk]
                 places = records.setdefault((chunk.topic_id, chunk.partition), [])
                 assert placement.base_offset == len(places)
@@ -240,9 +240,11 @@ def test_the_histories_are_worth_their_while() -> None:
             for commit, outcome in zip(spec.commits, outcomes, strict=True):
                 refusals += outcome.refusal is not None
                 if outcome.refusal is None and not outcome.is_duplicate:
-                    made = [action.chunk for action in commit.actions if isinstance(action, Append)]
-                    appends += len(made)
-                    apart += sum(spec.chunks[number].data != "" for number in made)
+                    chunk_numbers = [
+                        action.chunk for action in commit.actions if isinstance(action, Append)
+                    ]
+                    appends += len(chunk_numbers)
+                    apart += sum(spec.chunks[number].data != "" for number in chunk_numbers)
                     seals += any(isinstance(action, Sealed) for action in commit.actions)
             for _, _, partition in state.partitions():
                 inside_a_run += (
@@ -384,10 +386,10 @@ def test_i7_sealing_trims_whole_runs_and_keeps_the_one_it_ends_in(end_offset: in
     assert partition.high_watermark == 12
     assert len(partition.tail) == sum(end > end_offset for end in (4, 5, 12))
     # A seal that is repeated, or an older one that comes late, changes nothing.
-    before = ClusterState.decode(state.encode(), "x").partition("alpha", 0)
+    old_partition = ClusterState.decode(state.encode(), "x").partition("alpha", 0)
     applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset)])]))
     applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset // 2)])]))
-    assert partition == before
+    assert partition == old_partition
     applied(state, appending((0, 0, 3), chunks=[chunk(3)]))
     check_partition(partition)
     assert partition.high_watermark == 15
@@ -414,7 +416,7 @@ def test_neighbours_of_one_chunk_are_one_run() -> None:
 
 def test_i4_one_bad_action_undoes_its_commit_and_no_other() -> None:
     state = with_records(4)
-    before = state.partition("alpha", 0).high_watermark
+    old_end = state.partition("alpha", 0).high_watermark
     good = Commit(b"", [Append(0, 0, 2)])
     bad = Commit(
         b"",
@@ -425,8 +427,8 @@ def test_i4_one_bad_action_undoes_its_commit_and_no_other() -> None:
     spec = Spec(0, [chunk(4), chunk(1, topic_id=IDS[2])], [good, bad, good])
     ((first, refused, second),) = applied(state, spec)
     assert [outcome.placements[0].base_offset for outcome in (first, second)] == [
-        before,
-        before + 2,
+        old_end,
+        old_end + 2,
     ]
     assert isinstance(refused.refusal, UnknownTopic)
     assert state.topic("beta").configs == {}
@@ -450,11 +452,11 @@ def test_i4_one_bad_action_undoes_its_commit_and_no_other() -> None:
 def test_i4_a_commit_whose_actions_hinder_each_other_is_refused_whole(poison) -> None:
     """Were it to fail in the middle, no broker could ever get past its entry."""
     state = with_records(4)
-    seq, before = state.seq, [copy.deepcopy(topic) for topic in state.topics.values()]
+    seq, old_topics = state.seq, [copy.deepcopy(topic) for topic in state.topics.values()]
     ((outcome,),) = applied(state, Spec(0, [chunk(1)], [Commit(b"", poison)]))
     assert outcome.refusal is not None
     assert state.seq == seq + 1
-    assert list(state.topics.values()) == before
+    assert list(state.topics.values()) == old_topics
 
 
 def test_log_append_time_is_the_entrys() -> None:
@@ -535,10 +537,10 @@ def test_a_log_start_moves_up_to_the_high_watermark_and_never_back() -> None:
 def test_a_tombstone_is_dropped_by_its_action() -> None:
     state = ClusterState("c")
     applied(state, FIRST, Spec(5, [], [Commit(b"", [DeleteTopic(IDS[0])])]))
-    for topic_id, left in ((IDS[1], 1), (IDS[0], 0), (IDS[0], 0)):
+    for topic_id, tombstone_count in ((IDS[1], 1), (IDS[0], 0), (IDS[0], 0)):
         ((outcome,),) = applied(state, Spec(5, [], [Commit(b"", [ForgetTopic(topic_id)])]))
         assert outcome.refusal is None
-        assert len(state.deleted) == left
+        assert len(state.deleted) == tombstone_count
     assert list(state.topics) == ["beta"]
 
 

@@ -164,7 +164,7 @@ class _Unlisted(dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    ("deletion", "left"),
+    ("deletion", "remaining_keys"),
     [
         (DeleteOffsets("g", [TopicIdPartition(IDS[0], 0)]), {(IDS[1], 0)}),
         (DeleteGroup("g"), set()),
@@ -172,7 +172,9 @@ class _Unlisted(dict[str, Any]):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_deletion_looks_at_no_other_group(deletion: AnyAction, left: set[tuple[str, int]]) -> None:
+def test_deletion_looks_at_no_other_group(
+    deletion: AnyAction, remaining_keys: set[tuple[str, int]]
+) -> None:
     state = state_with()
     refusal_of(state, commit_of(to(0, 1), to(0, 2, topic_id=IDS[1])))
     refusal_of(state, commit_of(to(0, 1, topic_id=IDS[1]), group="h"))
@@ -181,7 +183,7 @@ def test_deletion_looks_at_no_other_group(deletion: AnyAction, left: set[tuple[s
     at_ms = elapse(state, 0)
     ((outcome,),) = applied(state, Spec(at_ms, [chunk(1)], [Commit(b"", [deletion])]))
     assert outcome.refusal is None
-    assert offsets_of(state).keys() == left
+    assert offsets_of(state).keys() == remaining_keys
     assert offsets_of(state, "h").keys() == {(IDS[1], 0)}
 
 
@@ -219,8 +221,8 @@ def test_what_is_committed_is_what_a_plain_map_holds(history: list) -> None:
                 for group_partition, row in model.items()
                 if row[2] >= now_ms - RETENTION_MS
             }
-        said = [to(partition, offset, note) for partition, offset, note in offsets]
-        assert refusal_of(state, commit_of(*said, group=group), at_ms=now_ms) is None
+        group_offsets = [to(partition, offset, note) for partition, offset, note in offsets]
+        assert refusal_of(state, commit_of(*group_offsets, group=group), at_ms=now_ms) is None
         model |= {(group, partition): (offset, note, now_ms) for partition, offset, note in offsets}
         offset_by_partition = {
             (name, number): (offset.offset, offset.metadata, offset.at_ms)

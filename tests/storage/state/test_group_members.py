@@ -54,8 +54,8 @@ from tidelog.storage.state.committed_offsets import CHECK_INTERVAL_MS, RETENTION
 ALPHA, BETA = "a" * 32, "b" * 32
 
 
-def join(member: str, group: str = "g", **more) -> JoinGroup:
-    return JoinGroup(group, member, more.pop("coordinator", "b1"), MemberConfig(), **more)
+def join(member: str, group: str = "g", **fields) -> JoinGroup:
+    return JoinGroup(group, member, fields.pop("coordinator", "b1"), MemberConfig(), **fields)
 
 
 def subscribe(member: str, *topics: str, group: str = "g", pattern: str = "") -> Subscribe:
@@ -65,8 +65,8 @@ def subscribe(member: str, *topics: str, group: str = "g", pattern: str = "") ->
 def commit(
     member: str, generation: int, *offsets: tuple[int, int], topic_id: str = ALPHA
 ) -> CommitOffsets:
-    said = [GroupOffset(topic_id, partition, offset) for partition, offset in offsets]
-    return CommitOffsets("g", generation, said, member)
+    group_offsets = [GroupOffset(topic_id, partition, offset) for partition, offset in offsets]
+    return CommitOffsets("g", generation, group_offsets, member)
 
 
 def state_with(partitions: int = 4) -> ClusterState:
@@ -145,16 +145,16 @@ def test_many_that_come_in_one_entry_cost_one_assignment() -> None:
 def test_topics_that_come_grow_and_go_make_a_generation() -> None:
     state = shared_by("x")
     do(state, subscribe("x", "alpha", "beta"))
-    before = generation(state)
+    old_generation = generation(state)
     do(state, CreateTopic("other", "c" * 32, 1, {}))
-    assert generation(state) == before
+    assert generation(state) == old_generation
     do(state, CreateTopic("beta", BETA, 2, {}))
     assert len(owned(state, "x")) == 6
     do(state, AddPartitions(ALPHA, 6))
     assert len(owned(state, "x")) == 8
     do(state, DeleteTopic(ALPHA))
     assert len(owned(state, "x")) == 2
-    assert generation(state) == before + 3
+    assert generation(state) == old_generation + 3
     do(state, CreateTopic("alpha", "d" * 32, 1, {}))
     assert TopicIdPartition("d" * 32, 0) in state.members.member("g", "x").owned  # type: ignore[union-attr]
 
@@ -162,13 +162,13 @@ def test_topics_that_come_grow_and_go_make_a_generation() -> None:
 def test_i8_only_the_owner_may_commit() -> None:
     state = shared_by("x", "y")
     now = generation(state)
-    mine, others = owned(state, "x"), owned(state, "y")
+    mine, other_partitions = owned(state, "x"), owned(state, "y")
     assert do(state, commit("x", now, (mine[0], 5))) is None
     for refused, why in [
         (commit("x", now - 1, (mine[0], 6)), IllegalGeneration),
         (commit("x", now + 1, (mine[0], 6)), IllegalGeneration),
         (commit("x", -1, (mine[0], 6)), IllegalGeneration),
-        (commit("x", now, (others[0], 6)), IllegalGeneration),
+        (commit("x", now, (other_partitions[0], 6)), IllegalGeneration),
         (commit("z", now, (mine[0], 6)), UnknownMember),
         (commit("", now, (mine[0], 6)), GroupNotEmpty),
         (commit("", -1, (mine[0], 6)), GroupNotEmpty),
@@ -184,14 +184,14 @@ def test_a_static_member_takes_its_own_place_without_a_new_generation() -> None:
     state = state_with()
     do(state, join("x1", instance_id="pod-1"), join("y"))
     do(state, subscribe("x1", "alpha"), subscribe("y", "alpha"))
-    before, partitions = generation(state), owned(state, "x1")
+    old_generation, partitions = generation(state), owned(state, "x1")
     assert do(state, join("x2", instance_id="pod-1")) is None
-    assert (generation(state), owned(state, "x2")) == (before, partitions)
+    assert (generation(state), owned(state, "x2")) == (old_generation, partitions)
     assert do(state, subscribe("x2", "alpha")) is None
-    assert (generation(state), state.members.count) == (before, 2)
-    assert isinstance(do(state, commit("x1", before, (partitions[0], 1))), UnknownMember)
+    assert (generation(state), state.members.count) == (old_generation, 2)
+    assert isinstance(do(state, commit("x1", old_generation, (partitions[0], 1))), UnknownMember)
     assert isinstance(do(state, subscribe("x1", "alpha")), UnknownMember)
-    assert do(state, commit("x2", before, (partitions[0], 1))) is None
+    assert do(state, commit("x2", old_generation, (partitions[0], 1))) is None
 
 
 def test_a_replaced_coordinator_expires_no_member() -> None:
@@ -208,9 +208,13 @@ def test_a_replaced_coordinator_expires_no_member() -> None:
 def test_assigned_by_hand_shares_nothing_and_excludes_a_subscription() -> None:
     state = shared_by("x")
     do(state, join("h"))
-    before = generation(state)
+    old_generation = generation(state)
     assert do(state, AssignByHand("g", "h", [TopicIdPartition(ALPHA, 1)])) is None
-    assert (generation(state), owned(state, "h"), owned(state, "x")) == (before, [1], [0, 1, 2, 3])
+    assert (generation(state), owned(state, "h"), owned(state, "x")) == (
+        old_generation,
+        [1],
+        [0, 1, 2, 3],
+    )
     assert isinstance(do(state, subscribe("h", "alpha")), AssignedOtherwise)
     assert isinstance(
         do(state, AssignByHand("g", "x", [TopicIdPartition(ALPHA, 1)])), AssignedOtherwise
@@ -222,7 +226,7 @@ def test_assigned_by_hand_shares_nothing_and_excludes_a_subscription() -> None:
     assert isinstance(do(state, commit("h", -1, (1, 5))), GroupNotEmpty)  # others share
     do(state, LeaveGroup("g", "x"))
     assert do(state, commit("h", -1, (1, 5))) is None
-    assert isinstance(do(state, commit("h", before, (1, 5))), IllegalGeneration)
+    assert isinstance(do(state, commit("h", old_generation, (1, 5))), IllegalGeneration)
     assert do(state, subscribe("h")) is None
     assert do(state, subscribe("h", "alpha")) is None
     assert owned(state, "h") == [0, 1, 2, 3]
@@ -344,7 +348,7 @@ def test_a_deleted_group_takes_its_offsets_with_it() -> None:
 @examples(150)
 def test_partition_has_one_owner_and_generations_grow(seed: int, assignor: str) -> None:
     draw = random.Random(seed)
-    state, names, seen = state_with(3), [f"m{n}" for n in range(5)], -1
+    state, names, newest_generation = state_with(3), [f"m{n}" for n in range(5)], -1
     counts = {ALPHA: 3}
     do(state, join("m0", assignor=assignor))
     for _ in range(40):
@@ -383,19 +387,19 @@ def test_partition_has_one_owner_and_generations_grow(seed: int, assignor: str) 
             counts[ALPHA] += 1
         group = state.members.get("g")
         assert group is not None
-        assert group.generation >= seen
+        assert group.generation >= newest_generation
         assert state.members.count == len(group.members)
-        seen = group.generation
+        newest_generation = group.generation
         sharing = [member for member in group.members.values() if member.is_subscribed]
         owners = Counter(partition for member in sharing for partition in member.owned)
         assert all(count == 1 for count in owners.values())
-        wanted = {
+        expected_partitions = {
             TopicIdPartition(topic.topic_id, number)
             for name, topic in state.topics.items()
             for number in range(len(topic.partitions))
             if any(name in member.topics for member in sharing)
         }
-        assert owners.keys() == wanted
+        assert owners.keys() == expected_partitions
 
 
 def test_actions_and_checkpoint_are_what_format_md_says() -> None:

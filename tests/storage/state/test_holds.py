@@ -49,7 +49,7 @@ def test_a_renewal_begins_the_duration_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actions", "is_refused", "left"),
+    ("actions", "is_refused", "hold_ids"),
     [
         ([ReleaseHold("a"), RenewHold("a", MINUTE_MS)], True, ["a"]),
         ([ReleaseHold("a"), RetireHotLog("l"), RenewHold("a", MINUTE_MS)], True, ["a"]),
@@ -58,12 +58,14 @@ def test_a_renewal_begins_the_duration_again() -> None:
         ([ReleaseHold("a"), TakeHold("b", MINUTE_MS)], False, ["b"]),
     ],
 )
-def test_renew_after_release(actions: list[AnyAction], is_refused: bool, left: list[str]) -> None:
+def test_renew_after_release(
+    actions: list[AnyAction], is_refused: bool, hold_ids: list[str]
+) -> None:
     state = ClusterState("c")
     assert not refused(state, TakeHold("a", MINUTE_MS))
     (outcome,) = apply(state, actions)
     assert isinstance(outcome.refusal, InvalidRequest) == is_refused
-    assert held(state) == left
+    assert held(state) == hold_ids
 
 
 def test_a_hold_has_bounds() -> None:

@@ -78,17 +78,17 @@ def raising(state: ClusterState, level: int, **changed: object) -> DecodedEntry:
 def test_an_entry_without_commits_raises_the_level_by_one() -> None:
     state = ClusterState("c", levels.FIRST)
     applied(state, FIRST)
-    before = msgspec.msgpack.decode(state.encode())
+    old_state = msgspec.msgpack.decode(state.encode())
     assert state.apply(raising(state, 2), object_keys.wal(2)) == ([], [], set())
     assert (state.level, state.seq, state.time_ms) == (2, 2, 5)
-    after = msgspec.msgpack.decode(state.encode())
-    assert after == [
+    new_state = msgspec.msgpack.decode(state.encode())
+    assert new_state == [
         2,
         "c",
         2,
         state.hash,
         5,
-        *before[5:],
+        *old_state[5:],
         None,
         None,
         None,
@@ -105,7 +105,7 @@ def test_an_entry_without_commits_raises_the_level_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "level", "changed"),
+    ("old_level", "level", "changed"),
     [
         (1, 2, {"commits": [Commit(b"", [])]}),
         (1, 2, {"commits": [Commit(b"", [DeleteTopic(IDS[0])])]}),
@@ -115,11 +115,11 @@ def test_an_entry_without_commits_raises_the_level_by_one() -> None:
     ],
     ids=["a commit", "an action", "a chunk", "lower", "lower, a commit"],
 )
-def test_no_other_entry_changes_the_level(before: int, level: int, changed: dict) -> None:
-    state = ClusterState("c", before)
+def test_no_other_entry_changes_the_level(old_level: int, level: int, changed: dict) -> None:
+    state = ClusterState("c", old_level)
     applied(state, FIRST)
     body = state.encode()
-    with pytest.raises(Corrupt, match=f"it has level {level} in a cluster of {before}"):
+    with pytest.raises(Corrupt, match=f"it has level {level} in a cluster of {old_level}"):
         state.apply(raising(state, level, **changed), object_keys.wal(2))
     assert state.encode() == body
 
@@ -202,10 +202,10 @@ async def upgraded(inner: MemoryStore, level: int, *, is_collected: bool) -> str
 @pytest.mark.parametrize("is_collected", [False, True])
 async def test_older_version_drops_nothing_new(inner: MemoryStore, is_collected: bool) -> None:
     key = await upgraded(inner, NEWER, is_collected=is_collected)
-    before = [info async for info in inner.list("")]
+    old_infos = [info async for info in inner.list("")]
     with pytest.raises(NewerLevel, match=f"{key} has level {NEWER}"):
         await made(inner).open("c0ffee")
-    assert [info async for info in inner.list("")] == before
+    assert [info async for info in inner.list("")] == old_infos
 
 
 @pytest.mark.parametrize("is_collected", [False, True])
@@ -262,11 +262,11 @@ async def test_an_older_version_stops_at_an_entry_that_it_does_not_know(
     await inner.create(object_keys.wal(newer.seq), [prefix + header])
     corruption = pytest.raises(Corrupt, match="does not decode")
     newer_level = pytest.raises(NewerLevel, match="it needs a newer tidelog")
-    before = wal.state.encode()
+    old_state = wal.state.encode()
     with newer_level if level == NEWER else corruption:
         await wal.refresh()
-    assert wal.state.encode() == before, "the entry is applied in part"
+    assert wal.state.encode() == old_state, "the entry is applied in part"
     with newer_level if level == NEWER else corruption:
         await wal.commit(draft)
-    assert wal.state.encode() == before
+    assert wal.state.encode() == old_state
     await wal.close()

@@ -38,9 +38,9 @@ def chunk(partition: int = 0, rows: int = 10, topic_id: str = IDS[0]) -> Chunk:
 
 
 def batch(
-    base_sequence: int, count: int = 1, *, who: int = 7, epoch: int = 0, number: int = 0
+    base_sequence: int, count: int = 1, *, producer_id: int = 7, epoch: int = 0, number: int = 0
 ) -> ProducerAppend:
-    return ProducerAppend(number, 0, count, who, epoch, base_sequence)
+    return ProducerAppend(number, 0, count, producer_id, epoch, base_sequence)
 
 
 class Partition:
@@ -122,17 +122,17 @@ def test_batches_are_taken_as_kafka_takes_them(seed: int) -> None:
     producers = Producers()
     partitions = [Partition(number, producers) for number in range(2)]
     models = [Model(), Model()]
-    who, start = 9, draw.choice([0, 5, LAST - 3])
+    producer_id, start = 9, draw.choice([0, 5, LAST - 3])
     if draw.random() < 0.5:
-        who, start = producers.init(InitProducer(), 0).producer_id, 0
+        producer_id, start = producers.init(InitProducer(), 0).producer_id, 0
         for model in models:
             model.given = 0
     newest = 0
     for _ in range(60):
         number = draw.randrange(2)
         model = models[number]
-        if who == 0 and draw.random() < 0.05:
-            newest = producers.init(InitProducer(who, draw.choice([-1, newest])), 0).epoch
+        if producer_id == 0 and draw.random() < 0.05:
+            newest = producers.init(InitProducer(producer_id, draw.choice([-1, newest])), 0).epoch
             for producer_model in models:
                 producer_model.given = newest
         if draw.random() < 0.05:
@@ -144,11 +144,16 @@ def test_batches_are_taken_as_kafka_takes_them(seed: int) -> None:
         epoch = newest if last is None else max(last.epoch, newest if draw.random() < 0.8 else 0)
         epoch += draw.choice([0] * 12 + [1, -1])
         base = 0 if last is not None and epoch != last.epoch else next_sequence
-        sent = batch(base, draw.randint(1, 3), who=who, epoch=max(epoch, 0))
+        sent = batch(base, draw.randint(1, 3), producer_id=producer_id, epoch=max(epoch, 0))
         if draw.random() < 0.3 and model.history:  # an old one again, or nearly
             old = draw.choice(model.history[-8:])
             count = (old.last - old.base) % SEQUENCES + 1
-            sent = batch(old.base, count + draw.choice([0] * 5 + [1]), who=who, epoch=old.epoch)
+            sent = batch(
+                old.base,
+                count + draw.choice([0] * 5 + [1]),
+                producer_id=producer_id,
+                epoch=old.epoch,
+            )
         elif draw.random() < 0.1:
             skewed = (sent.base_sequence + draw.choice([-2, -1, 1, 2])) % SEQUENCES
             sent = msgspec.structs.replace(sent, base_sequence=skewed)
@@ -169,18 +174,18 @@ def test_a_retrying_producer_is_stored_once(seed: int) -> None:
     """
     draw = random.Random(seed)
     partition = Partition()
-    who = partition.producers.init(InitProducer(), 0).producer_id
+    producer_id = partition.producers.init(InitProducer(), 0).producer_id
     base, batches = 0, []
     for _ in range(30):
         # The first is as large as none is, so that the others go around.
         count = draw.randint(1, 3) if batches else draw.choice([1, SEQUENCES - 20])
-        batches.append(batch(base, count, who=who))
+        batches.append(batch(base, count, producer_id=producer_id))
         base = (base + count) % SEQUENCES
-    answered: dict[int, int] = {}
+    offset_by_batch: dict[int, int] = {}
     late: list[int] = []
     log: list[int] = []
     for _ in range(3000):
-        waiting = [number for number in range(len(batches)) if number not in answered]
+        waiting = [number for number in range(len(batches)) if number not in offset_by_batch]
         if not waiting:
             break
         under_way = [number for number in waiting if number < waiting[0] + BATCHES_KEPT]
@@ -188,18 +193,18 @@ def test_a_retrying_producer_is_stored_once(seed: int) -> None:
         for number in sends:
             if draw.random() < 0.3:
                 continue  # lost on its way
-            before = partition.end
+            old_end = partition.end
             result = partition.send(batches[number])
             if isinstance(result, int):
-                if partition.end > before:
+                if partition.end > old_end:
                     log.append(number)
                 if draw.random() < 0.6:
-                    assert answered.setdefault(number, result) == result
+                    assert offset_by_batch.setdefault(number, result) == result
             else:
                 assert isinstance(result, OutOfOrderSequence)
         late = under_way
     assert log == list(range(len(batches)))
-    offsets = [answered[number] for number in range(len(batches))]
+    offsets = [offset_by_batch[number] for number in range(len(batches))]
     assert offsets == [
         sum(sent_batch.count for sent_batch in batches[:n]) for n in range(len(batches))
     ]
@@ -232,10 +237,10 @@ def test_a_gap_is_refused_and_filled() -> None:
 def test_after_the_last_sequence_comes_the_first(count: int) -> None:
     partition = Partition()
     assert partition.send(batch(LAST - 1, count)) == 0
-    after = (LAST - 1 + count) % SEQUENCES
-    assert partition.send(batch(after, 2)) == count
+    next_sequence = (LAST - 1 + count) % SEQUENCES
+    assert partition.send(batch(next_sequence, 2)) == count
     assert partition.send(batch(LAST - 1, count)) == 0  # also the one that goes around
-    assert partition.send(batch(after, 2)) == count
+    assert partition.send(batch(next_sequence, 2)) == count
 
 
 @pytest.mark.parametrize(("base", "epoch"), [(0, 0), (41, 0), (LAST, 9), (3, EPOCH_MAX)])
@@ -249,15 +254,17 @@ def test_an_unknown_producer_may_begin_anywhere(base: int, epoch: int) -> None:
 
 def test_one_that_cannot_have_been_forgotten_begins_at_zero() -> None:
     producers = Producers()
-    who, _ = producers.init(InitProducer(), 5)
+    producer_id, _ = producers.init(InitProducer(), 5)
     partition = Partition(0, producers)
-    assert isinstance(partition.send(batch(1, who=who), now_ms=5 + WINDOW_MS), OutOfOrderSequence)
-    producers.init(InitProducer(who), 9)
-    lost = batch(1, who=who, epoch=1)
+    assert isinstance(
+        partition.send(batch(1, producer_id=producer_id), now_ms=5 + WINDOW_MS), OutOfOrderSequence
+    )
+    producers.init(InitProducer(producer_id), 9)
+    lost = batch(1, producer_id=producer_id, epoch=1)
     assert isinstance(partition.send(lost, now_ms=9 + WINDOW_MS), OutOfOrderSequence)
     assert partition.send(lost, now_ms=10 + WINDOW_MS) == 0
     fresh = Partition(1, producers)
-    assert fresh.send(batch(0, who=who, epoch=1), now_ms=9) == 0
+    assert fresh.send(batch(0, producer_id=producer_id, epoch=1), now_ms=9) == 0
 
 
 def test_a_newer_epoch_begins_at_zero_and_fences_the_older() -> None:
@@ -274,23 +281,25 @@ def test_a_newer_epoch_begins_at_zero_and_fences_the_older() -> None:
 def test_an_epoch_that_a_producer_takes_by_itself_counts_in_its_partition() -> None:
     """KIP-360: what is under way to other partitions carries the old one, and is taken."""
     producers = Producers()
-    who = producers.init(InitProducer(), 0).producer_id
+    producer_id = producers.init(InitProducer(), 0).producer_id
     first, second = Partition(0, producers), Partition(1, producers)
-    assert second.send(batch(0, who=who)) == 0
-    assert first.send(batch(0, who=who, epoch=1)) == 0
-    assert second.send(batch(1, who=who)) == 1
+    assert second.send(batch(0, producer_id=producer_id)) == 0
+    assert first.send(batch(0, producer_id=producer_id, epoch=1)) == 0
+    assert second.send(batch(1, producer_id=producer_id)) == 1
 
 
 def test_an_epoch_that_was_given_out_counts_everywhere() -> None:
     producers = Producers()
-    who = producers.init(InitProducer(), 0).producer_id
-    seen, unseen = Partition(0, producers), Partition(1, producers)
-    assert seen.send(batch(0, who=who)) == 0
-    assert producers.init(InitProducer(who, 0), 0) == ProducerEpoch(who, 1)
-    assert isinstance(seen.send(batch(1, who=who)), ProducerFenced)
-    assert isinstance(unseen.send(batch(0, who=who)), ProducerFenced)
-    assert seen.send(batch(0, who=who)) == 0, "what lies there is said, also to the fenced"
-    assert seen.send(batch(0, who=who, epoch=1)) == 1
+    producer_id = producers.init(InitProducer(), 0).producer_id
+    partition, unseen = Partition(0, producers), Partition(1, producers)
+    assert partition.send(batch(0, producer_id=producer_id)) == 0
+    assert producers.init(InitProducer(producer_id, 0), 0) == ProducerEpoch(producer_id, 1)
+    assert isinstance(partition.send(batch(1, producer_id=producer_id)), ProducerFenced)
+    assert isinstance(unseen.send(batch(0, producer_id=producer_id)), ProducerFenced)
+    assert partition.send(batch(0, producer_id=producer_id)) == 0, (
+        "what lies there is said, also to the fenced"
+    )
+    assert partition.send(batch(0, producer_id=producer_id, epoch=1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -298,8 +307,8 @@ def test_an_epoch_that_was_given_out_counts_everywhere() -> None:
     [
         batch(-1),
         batch(SEQUENCES),
-        batch(0, who=-1),
-        batch(0, who=2**63),
+        batch(0, producer_id=-1),
+        batch(0, producer_id=2**63),
         batch(0, epoch=-1),
         batch(0, epoch=EPOCH_MAX + 1),
     ],
@@ -323,16 +332,18 @@ def test_ids_are_given_out_once() -> None:
 
 def test_the_retry_of_a_bump_gets_the_same_epoch_and_a_newer_instance_a_newer() -> None:
     producers = Producers()
-    who, _ = producers.init(InitProducer(), 0)
+    producer_id, _ = producers.init(InitProducer(), 0)
     for _ in range(3):  # one call, its answer lost twice
-        assert producers.check_ids(InitProducer(who, 0), levels.NEWEST) is None
-        assert producers.init(InitProducer(who, 0), 0).epoch == 1
-    assert producers.init(InitProducer(who, -1), 0).epoch == 2  # a new instance, asks for no one's
+        assert producers.check_ids(InitProducer(producer_id, 0), levels.NEWEST) is None
+        assert producers.init(InitProducer(producer_id, 0), 0).epoch == 1
+    assert (
+        producers.init(InitProducer(producer_id, -1), 0).epoch == 2
+    )  # a new instance, asks for no one's
     for epoch in (0, 1, 3):
         assert isinstance(
-            producers.check_ids(InitProducer(who, epoch), levels.NEWEST), ProducerFenced
+            producers.check_ids(InitProducer(producer_id, epoch), levels.NEWEST), ProducerFenced
         )
-    assert producers.init(InitProducer(who, 2), 0).epoch == 3
+    assert producers.init(InitProducer(producer_id, 2), 0).epoch == 3
 
 
 def test_one_that_was_forgotten_gets_a_new_id() -> None:
@@ -343,13 +354,17 @@ def test_one_that_was_forgotten_gets_a_new_id() -> None:
 
 def test_a_producer_that_has_used_up_its_epochs_gets_a_new_id() -> None:
     producers = Producers()
-    who, epoch = producers.init(InitProducer(), 0)
+    producer_id, epoch = producers.init(InitProducer(), 0)
     while epoch < EPOCH_MAX - 1:
-        assert producers.init(InitProducer(who, epoch), 0) == ProducerEpoch(who, epoch + 1)
+        assert producers.init(InitProducer(producer_id, epoch), 0) == ProducerEpoch(
+            producer_id, epoch + 1
+        )
         epoch += 1
-    assert producers.init(InitProducer(who, epoch), 0) == ProducerEpoch(who + 1, 0)
+    assert producers.init(InitProducer(producer_id, epoch), 0) == ProducerEpoch(producer_id + 1, 0)
     # Of a retry that lost its answer: the last bump, not another id.
-    assert producers.init(InitProducer(who, epoch - 1), 0) == ProducerEpoch(who, epoch)
+    assert producers.init(InitProducer(producer_id, epoch - 1), 0) == ProducerEpoch(
+        producer_id, epoch
+    )
 
 
 # -- forgetting
@@ -372,15 +387,15 @@ def test_a_producer_is_forgotten_a_day_after_its_last_batch_in_a_partition() -> 
 
 def test_a_given_epoch_lives_while_it_is_used() -> None:
     producers = Producers()
-    who = producers.init(InitProducer(), 0).producer_id
-    producers.init(InitProducer(who, 0), 0)
+    producer_id = producers.init(InitProducer(), 0).producer_id
+    producers.init(InitProducer(producer_id, 0), 0)
     partition = Partition(0, producers)
-    partition.send(batch(0, who=who, epoch=1), now_ms=WINDOW_MS)
+    partition.send(batch(0, producer_id=producer_id, epoch=1), now_ms=WINDOW_MS)
     producers.forget(WINDOW_MS + 1)
     other = Partition(1, producers)
-    assert isinstance(other.send(batch(0, who=who)), ProducerFenced)
+    assert isinstance(other.send(batch(0, producer_id=producer_id)), ProducerFenced)
     producers.forget(2 * WINDOW_MS + 1)
-    assert other.send(batch(0, who=who)) == 0
+    assert other.send(batch(0, producer_id=producer_id)) == 0
 
 
 def test_i10_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,10 +403,10 @@ def test_i10_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(machine, "PRODUCERS_MAX", 3)
     producers = Producers()
     partition = Partition(0, producers)
-    for who in range(10):
-        assert producers.init(InitProducer(), 0).producer_id == who
-        partition.send(batch(0, who=who))
-        partition.send(batch(who + 1, who=0))  # is used all the time
+    for producer_id in range(10):
+        assert producers.init(InitProducer(), 0).producer_id == producer_id
+        partition.send(batch(0, producer_id=producer_id))
+        partition.send(batch(producer_id + 1, producer_id=0))  # is used all the time
         producers.forget(0)
         producers = partition.producers = restarted(producers)
     checkpoint = producers.kept()

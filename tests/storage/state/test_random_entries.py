@@ -168,7 +168,7 @@ class _SweptOffsets(CommittedOffsets):
 
     def _sweep(self) -> None:
         for group_id, topics in list(self._groups.items()):
-            for topic_id in [topic_id for topic_id, left in topics.items() if not left]:
+            for topic_id in [topic_id for topic_id, offsets in topics.items() if not offsets]:
                 del topics[topic_id]
             if not topics:
                 del self._groups[group_id]
@@ -188,12 +188,12 @@ def test_i4_offsets_are_deleted_as_by_versions_that_looked_at_all_groups() -> No
         for _ in range(ENTRIES):
             decoded = entries.next(state)
             key = entry_key(decoded.entry.seq)
-            before = state.committed_offsets.count
+            old_count = state.committed_offsets.count
             assert _outcomes(state.apply(decoded, key)) == _outcomes(old.apply(decoded, key))
             assert state.encode() == old.encode(), f"seed {seed}, {key}"
             offsets = state.committed_offsets
             assert offsets._shares._used == old.committed_offsets._shares._used
-            deleted += offsets.count < before
+            deleted += offsets.count < old_count
             groups_of: dict[str, set[str]] = {}
             for group_id in offsets:
                 for topic_id in offsets.of_group(group_id):

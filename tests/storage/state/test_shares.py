@@ -95,7 +95,8 @@ def commit(
 def usage(state: ClusterState) -> dict[str, dict[str, int]]:
     shares = state.shares
     counts_by_name = {
-        name: {who: n for who, n in counts.items() if n} for name, counts in shares._used.items()
+        name: {principal: n for principal, n in counts.items() if n}
+        for name, counts in shares._used.items()
     }
     assert {name: sum(counts.values()) for name, counts in counts_by_name.items()} == {
         name: shares.total(name) for name in counts_by_name
@@ -152,8 +153,8 @@ def test_principal_above_share_is_refused(bound: str, monkeypatch: pytest.Monkey
         if bound == rules.PATTERNS:
             assert commit(state, join(number, principal)) is None
         key = str(number) if bound == rules.IDEMPOTENCY_KEYS else None
-        wanted = wants(bound, number, principal, len(state.topic("beta").partitions))
-        return commit(state, *wanted, principal=principal, key=key)
+        actions = wants(bound, number, principal, len(state.topic("beta").partitions))
+        return commit(state, *actions, principal=principal, key=key)
 
     assert [take(number, MALLORY) for number in range(SHARE)] == [None] * SHARE
     refusal = take(SHARE, MALLORY)
@@ -174,9 +175,9 @@ def test_principal_above_share_is_refused(bound: str, monkeypatch: pytest.Monkey
 def test_below_level_3_nobody_has_a_share_and_the_bytes_are_as_before(level: int) -> None:
     state, nameless = state_of(level), state_of(level)
     for number in range(SHARE + 1):
-        wanted = [offsets("g", (0, 0)), Append(0, 0, 1)]
-        assert commit(state, *wanted, key=str(number)) is None
-        assert commit(nameless, *wanted, key=str(number), principal="") is None
+        actions = [offsets("g", (0, 0)), Append(0, 0, 1)]
+        assert commit(state, *actions, key=str(number)) is None
+        assert commit(nameless, *actions, key=str(number), principal="") is None
         assert commit(state, join(number, MALLORY)) is None
         assert commit(nameless, join(number, MALLORY), principal="") is None
     fields, expected = (
@@ -192,8 +193,8 @@ def test_below_level_3_nobody_has_a_share_and_the_bytes_are_as_before(level: int
 
 def test_a_key_is_of_its_principal_and_lasts_its_hour_whatever_others_do() -> None:
     state = state_of()
-    for who in (ALICE, MALLORY, ADMIN, ALICE):
-        assert commit(state, Append(0, 0, 1), principal=who, key="order-18") is None
+    for principal in (ALICE, MALLORY, ADMIN, ALICE):
+        assert commit(state, Append(0, 0, 1), principal=principal, key="order-18") is None
     for number in range(BOUND):
         commit(state, Append(0, 0, 1), principal=ADMIN, key=str(number), at_ms=HOUR_MS // 10)
     assert state.idempotency_record("order-18", ALICE).placements[0].base_offset == 0
@@ -425,8 +426,11 @@ def test_the_subscriptions_of_a_principal_have_a_share() -> None:
         assert commit(state, subscribe) is None
     reader(state, "i")
     assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: 2 * 500 * 100}
-    more = Subscribe("i", "m", [*names, "more"])
-    with pytest.raises(BoundReached, match="bytes of subscriptions"), state.admitted([more]):
+    subscription = Subscribe("i", "m", [*names, "more"])
+    with (
+        pytest.raises(BoundReached, match="bytes of subscriptions"),
+        state.admitted([subscription]),
+    ):
         pass
     assert not refused(state, Subscribe("g", "m", names[:10])), "a subscription that becomes less"
     reader(state, "j", MemberConfig(principal=ALICE))

@@ -50,11 +50,14 @@ class ClientDice(Dice):
     """Draws what clients of Kafka's do, too."""
 
     def append(self, chunks: list[Chunk]) -> Append:
-        made = super().append(chunks)
+        append = super().append(chunks)
         if self.random() < 0.5:
-            return made
-        who, epoch = self.choices([0, 1], [5, 1])[0], self.choices([0, 1, -1], [30, 1, 1])[0]
-        return ProducerAppend(made.chunk, 0, 1, who, epoch, self.choice([0, 0, 0, 1, 2]))
+            return append
+        producer_id, epoch = (
+            self.choices([0, 1], [5, 1])[0],
+            self.choices([0, 1, -1], [30, 1, 1])[0],
+        )
+        return ProducerAppend(append.chunk, 0, 1, producer_id, epoch, self.choice([0, 0, 0, 1, 2]))
 
     def action(self, chunks: list[Chunk]) -> AnyAction:
         if self.random() < 0.02:
@@ -62,13 +65,13 @@ class ClientDice(Dice):
         return self.offsets() if self.random() < 0.1 else super().action(chunks)
 
     def offsets(self) -> CommitOffsets:
-        said = [
+        group_offsets = [
             GroupOffset(self.choice(IDS[:2]), 0, self.randrange(0, 20), -1, "m" * length)
             for length in range(self.randint(1, 3))
         ]
         if self.rarely():
-            said.append(GroupOffset(IDS[1], self.randrange(-1, 2), self.randrange(-1, 1)))
-        return CommitOffsets(self.choice(["g", "g", "h", ""]), -self.randrange(1, 3), said)
+            group_offsets.append(GroupOffset(IDS[1], self.randrange(-1, 2), self.randrange(-1, 1)))
+        return CommitOffsets(self.choice(["g", "g", "h", ""]), -self.randrange(1, 3), group_offsets)
 
 
 histories = st.integers(0, 2**32).map(lambda seed: ClientDice(seed).history())
@@ -107,8 +110,10 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
             )
         ]
         number = decoded.entry.seq
-        left = Entry(levels.NEWEST, number, clean.hash, b"", "b", spec.at_ms, spec.chunks, commits)
-        clean.apply(DecodedEntry(left, decoded.hash, decoded.body_start), key)
+        entry_without = Entry(
+            levels.NEWEST, number, clean.hash, b"", "b", spec.at_ms, spec.chunks, commits
+        )
+        clean.apply(DecodedEntry(entry_without, decoded.hash, decoded.body_start), key)
         assert clean.encode() == state.encode()
 
 
@@ -164,11 +169,11 @@ def test_i4_a_batch_that_is_refused_refuses_its_commit() -> None:
     state = state_with()
     outcome_of(state, batch(0, 2))
     offsets = CommitOffsets("g", -1, [GroupOffset(IDS[0], 0, 1)])
-    before = state.encode()
+    old_state = state.encode()
     outcome = outcome_of(state, Append(1, 0, 3), batch(5, 1), offsets)
     assert isinstance(outcome.refusal, OutOfOrderSequence)
     assert (ends(state), "g" in state.committed_offsets) == ([2, 0], False)
-    assert len(state.encode()) == len(before)
+    assert len(state.encode()) == len(old_state)
 
 
 def test_the_batches_of_one_request_may_be_old_and_new() -> None:
@@ -218,7 +223,7 @@ def test_two_batches_for_one_partition_are_refused() -> None:
     outcome = outcome_of(state, batch(0, 2), batch(2, 2))
     assert isinstance(outcome.refusal, InvalidRequest)
     assert ends(state) == [0, 0]
-    assert outcome_of(state, batch(0, 2), batch(0, 2, who=8)).refusal is None
+    assert outcome_of(state, batch(0, 2), batch(0, 2, producer_id=8)).refusal is None
 
 
 def test_a_producer_is_begun_by_a_commit_of_its_own() -> None:
@@ -284,7 +289,7 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
     offsets = CommitOffsets("g", -1, [GroupOffset(IDS[0], 1, 7, metadata="m")])
     commits = [
         Commit(b"", [InitProducer()]),
-        Commit(b"", [batch(0, 2, who=0), offsets], IdempotencyKey("k", b"f", [2, 1])),
+        Commit(b"", [batch(0, 2, producer_id=0), offsets], IdempotencyKey("k", b"f", [2, 1])),
     ]
     decoded = encoded(state, Spec(40, [chunk(0)], commits))
     header, _ = encode_header(decoded.entry)

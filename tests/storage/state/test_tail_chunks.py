@@ -48,7 +48,7 @@ def fill(state: ClusterState, count: int, topic_id: str = OWN, partition: int = 
 
 def refusal(state: ClusterState, *parts: tuple[str, int]) -> str:
     """Why a broker refuses a request for so many partitions of topics; empty if it does not."""
-    if state.tail_chunks.has_room(sum(more for _, more in parts)):
+    if state.tail_chunks.has_room(sum(count for _, count in parts)):
         return ""
     return str(state.tail_chunks.refusal(parts, state.access.quota) or "")
 

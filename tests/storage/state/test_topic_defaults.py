@@ -115,14 +115,14 @@ def test_an_invalid_value_of_a_topic_does_not_count() -> None:
 
 
 def test_settings_of_the_broker_are_below_the_clusters_defaults() -> None:
-    none, some = (
+    none, defaults = (
         topic_configs.NO_DEFAULTS,
         topic_configs.TopicDefaults({"num.partitions": "6", "auto.create.topics.enable": "false"}),
     )
-    assert (none.partitions(3), some.partitions(3)) == (3, 6)
+    assert (none.partitions(3), defaults.partitions(3)) == (3, 6)
     assert [none.is_auto_create(is_enabled) for is_enabled in (True, False)] == [True, False]
-    assert [some.is_auto_create(is_enabled) for is_enabled in (True, False)] == [False, False]
-    values = some.values_of_default("num.partitions", {"num.partitions": "3"})
+    assert [defaults.is_auto_create(is_enabled) for is_enabled in (True, False)] == [False, False]
+    values = defaults.values_of_default("num.partitions", {"num.partitions": "3"})
     assert [(value.value, value.source) for value in values] == [("6", 3), ("3", 4), ("1", 5)]
 
 

@@ -27,13 +27,16 @@ class TreeServer:
             name, slash, _ = key.removeprefix(directory).partition("/")
             if key.startswith(prefix) and (directory + name) > start_after:
                 names.add((name, slash))
-        left = sorted(names)
+        remaining_names = sorted(names)
         while True:
             self.requests += 1
-            page, left = left[: self.page_size], left[self.page_size :]
+            page, remaining_names = (
+                remaining_names[: self.page_size],
+                remaining_names[self.page_size :],
+            )
             files = [ObjectInfo(directory + name, 1, 1) for name, slash in page if not slash]
             yield files, [f"{directory}{name}/" for name, slash in page if slash]
-            if not left:
+            if not remaining_names:
                 return
 
 
@@ -62,5 +65,8 @@ async def test_a_flat_prefix_costs_one_request_a_page() -> None:
     listed_keys = [info.key async for info in in_byte_order(server.pages, "wal/", "")]
     assert (listed_keys, server.requests) == (sorted(keys), 3)
     server.requests = 0
-    after = [info.key async for info in in_byte_order(server.pages, "wal/", listed_keys[20])]
-    assert (after, server.requests) == (listed_keys[21:], 2)  # and one for a directory of that name
+    later_keys = [info.key async for info in in_byte_order(server.pages, "wal/", listed_keys[20])]
+    assert (later_keys, server.requests) == (
+        listed_keys[21:],
+        2,
+    )  # and one for a directory of that name

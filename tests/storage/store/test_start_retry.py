@@ -109,12 +109,12 @@ async def test_probe_refuses_unfit_store_that_also_fails(kind: type[MemoryStore]
 
 def nth(number: int) -> Plan:
     """A plan in which one call fails: a create is refused, another call has no answer."""
-    seen = 0
+    call_count = 0
 
     def plan(call: Call) -> Fault | None:
-        nonlocal seen
-        seen += 1
-        if seen != number:
+        nonlocal call_count
+        call_count += 1
+        if call_count != number:
             return None
         return Fault.REFUSED if call.verb == "create" else Fault.UNAVAILABLE
 
@@ -175,12 +175,12 @@ LOSSY_SEEDS = 60
 
 def nth_of(verb: str, number: int, fault: Fault) -> Plan:
     """A plan in which so many calls of a verb are served, and the next one fails."""
-    seen = 0
+    call_count = 0
 
     def plan(call: Call) -> Fault | None:
-        nonlocal seen
-        seen += call.verb == verb
-        return fault if call.verb == verb and seen == number + 1 else None
+        nonlocal call_count
+        call_count += call.verb == verb
+        return fault if call.verb == verb and call_count == number + 1 else None
 
     return plan
 

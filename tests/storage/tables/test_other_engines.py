@@ -68,11 +68,11 @@ def test_a_reader_that_may_lose_data_says_what_it_lost(
 ) -> None:
     filled(tmp_path)
     remove(table(tmp_path))
-    left = batch_offsets(tmp_path, failOnDataLoss="false")
-    assert set(range(20)) <= set(left)
-    assert set(range(50, END)) <= set(left)
+    remaining_offsets = batch_offsets(tmp_path, failOnDataLoss="false")
+    assert set(range(20)) <= set(remaining_offsets)
+    assert set(range(50, END)) <= set(remaining_offsets)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert left == ALL or warnings
+    assert remaining_offsets == ALL or warnings
 
 
 @ways
@@ -89,9 +89,9 @@ def test_new_broker_reports_table_with_hole(tmp_path: Path, remove: Remove) -> N
 def test_compaction_never_merges_over_a_hole(tmp_path: Path) -> None:
     filled(tmp_path)
     delete_segment(table(tmp_path))
-    before = table(tmp_path).file_uris()
+    old_files = table(tmp_path).file_uris()
     caring(tmp_path, lambda cluster: compact(cluster, None, is_dry=False))
-    assert sorted(table(tmp_path).file_uris()) == sorted(before)
+    assert sorted(table(tmp_path).file_uris()) == sorted(old_files)
 
 
 def test_compaction_by_key_never_hides_a_loss_from_scrub(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ commits = pytest.mark.parametrize("commit", COMMITS)
 def committed(root: Path, commit: Commit) -> None:
     """The topic, and then the commit of another engine on its table."""
     delta = table(root)
-    before = delta.version()
+    old_version = delta.version()
     commit(delta)
-    assert table(root).version() == before + 1
+    assert table(root).version() == old_version + 1
 
 
 @commits
@@ -167,9 +167,9 @@ async def retain_all(cluster: MaintenanceSession) -> None:
 def test_retention_works_on_a_table_that_only_takes_appends(tmp_path: Path, remove) -> None:
     filled(tmp_path)
     table(tmp_path).alter.set_table_properties({"delta.appendOnly": "true"})
-    before = len(table(tmp_path).file_uris())
+    old_count = len(table(tmp_path).file_uris())
     caring(tmp_path, remove)
-    assert len(table(tmp_path).file_uris()) < before
+    assert len(table(tmp_path).file_uris()) < old_count
 
 
 @pytest.mark.parametrize(
@@ -190,5 +190,5 @@ def test_a_process_syncs_all_versions_that_came_after_its_last_sync(
     )
     sync_log(log, first, 1000)
     commits = [f"{version:020d}.json" for version in range(synced_from, 1001)]
-    others = [f"{1000:020d}.checkpoint.parquet", "_last_checkpoint", "_delta_log"]
-    assert sorted(synced) == sorted(commits + others + ([tmp_path.name] if first == 0 else []))
+    other_names = [f"{1000:020d}.checkpoint.parquet", "_last_checkpoint", "_delta_log"]
+    assert sorted(synced) == sorted(commits + other_names + ([tmp_path.name] if first == 0 else []))

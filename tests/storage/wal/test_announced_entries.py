@@ -37,11 +37,11 @@ async def test_announced_entries_cost_no_request_in_any_order(inner: MemoryStore
     second = await opened(inner)
     for i in range(3):
         await first.commit(one(first, str(i)))
-    before = gets(second)
+    old_gets = gets(second)
     for seq in (2, 3, 4, 3, 1):
         second.on_announced(seq, await header_of(inner, seq))
     assert second.state.encode() == first.state.encode()
-    assert gets(second) == before
+    assert gets(second) == old_gets
 
 
 async def test_a_gap_is_read_and_what_was_offered_beyond_it_is_kept(inner: MemoryStore) -> None:

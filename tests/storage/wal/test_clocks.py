@@ -86,21 +86,21 @@ async def test_a_read_is_repeated_only_if_it_took_long_and_not_for_ever(
     takes_s: float, damaged: int, calls: int, has_boot_time: bool
 ) -> None:
     """The boot clock may stop while a host pauses the machine. The store's clock then shows it."""
-    clock, store, made = ManualClock(), MemoryStore(now_ms=1), 0
+    clock, store, call_count = ManualClock(), MemoryStore(now_ms=1), 0
     freshness = Freshness(store, clock)
 
     async def read() -> int:
-        nonlocal made
-        made += 1
+        nonlocal call_count
+        call_count += 1
         clock.advance(takes_s if has_boot_time else 0.0)
         store.now_ms += round(takes_s * 1000)
-        if made <= damaged:
+        if call_count <= damaged:
             raise Corrupt("wal/1", "is gone")
-        return made
+        return call_count
 
     if calls > damaged:
         assert await freshness.retry_after_suspend(read, PAUSE_S) == calls
     else:
         with pytest.raises(Corrupt):
             await freshness.retry_after_suspend(read, PAUSE_S)
-    assert made == calls
+    assert call_count == calls

@@ -84,9 +84,9 @@ async def test_ensure_view_loads_only_what_is_too_old(inner: MemoryStore, age_s:
     wal = await with_topic(inner)
     await wal.refresh()
     suspend(wal, age_s)
-    before = len(store_of(wal).answered)
+    old_count = len(store_of(wal).answered)
     await wal.ensure_view()
-    assert (len(store_of(wal).answered) > before) is (age_s > AGE_S)
+    assert (len(store_of(wal).answered) > old_count) is (age_s > AGE_S)
 
 
 async def test_i5_put_after_its_number_was_collected_is_unknown(inner: MemoryStore) -> None:

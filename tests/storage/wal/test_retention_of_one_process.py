@@ -76,8 +76,8 @@ async def test_a_command_that_stands_still_does_nothing_that_is_not_in_the_log()
             await collected(store, loop_clock(10 + number), SHORT)
         start = 0
         with contextlib.suppress(LogError):
-            (done,) = await delete_records(command, "t", {0: 2}, is_dry=False)
-            start = done.log_start_offset
+            (result,) = await delete_records(command, "t", {0: 2}, is_dry=False)
+            start = result.log_start_offset
         await command.close()
         fresh = await broker(store, loop_clock(20))
         async with ending(fresh):

@@ -38,19 +38,19 @@ from tidelog.storage.store.memory import MemoryStore
 async def test_i1_commit_with_any_answers_is_stored_once(inner: MemoryStore, faults, puts) -> None:
     wal = await with_topic(inner)
     store_of(wal).plan = Script("create", object_keys.WAL, faults)
-    before = wal.counters.puts
+    old_puts = wal.counters.puts
     (outcome,) = await wal.commit(one(wal, "a", "b"))
     assert outcome.refusal is None
     assert outcome.placements == [("t", 0, 0, 2)]
     if puts is not None:
-        assert wal.counters.puts - before == puts
+        assert wal.counters.puts - old_puts == puts
     await store_of(wal).land()
     assert await values_of(inner) == ["a", "b"]
     assert (await fold(inner, CLUSTER_ID))[0].encode() == wal.state.encode()
 
 
 @pytest.mark.parametrize(
-    ("verb", "faults", "taken", "error"),
+    ("verb", "faults", "other_values", "error"),
     [
         ("create", [Fault.REFUSED], [], StoreRefused),
         ("create", [None, Fault.REFUSED], ["theirs"], StoreRefused),
@@ -59,20 +59,20 @@ async def test_i1_commit_with_any_answers_is_stored_once(inner: MemoryStore, fau
     ],
 )
 async def test_i6_refusal_of_a_free_number_is_definite(
-    inner: MemoryStore, verb: str, faults, taken: list[str], error: type[LogError]
+    inner: MemoryStore, verb: str, faults, other_values: list[str], error: type[LogError]
 ) -> None:
     wal = await with_topic(inner)
     other = await opened(inner)
-    for value in taken:
+    for value in other_values:
         await other.commit(one(other, value))
     store_of(wal).plan = Script(verb, object_keys.WAL, faults)
     with pytest.raises(error):
         await wal.commit(one(wal, "never"))
-    assert await values_of(inner) == taken
-    assert wal.counters.lost == len(taken)
+    assert await values_of(inner) == other_values
+    assert wal.counters.lost == len(other_values)
     await wal.commit(one(wal, "later"))
-    assert wal.state.seq == 2 + len(taken)
-    assert await values_of(inner) == [*taken, "later"]
+    assert wal.state.seq == 2 + len(other_values)
+    assert await values_of(inner) == [*other_values, "later"]
 
 
 @pytest.mark.parametrize("fault", [None, Fault.ABSENT, Fault.LATE])
@@ -132,7 +132,7 @@ async def test_i1_i4_i5_racing_writers_agree_and_lose_nothing(seed: int) -> None
     for i, wal in enumerate(wals):
         store_of(wal).plan = Seeded(seed * 10 + i, 0.2)
         store_of(wal).latency = latency
-    answered: list[list[str]] = [[] for _ in wals]
+    acked_labels: list[list[str]] = [[] for _ in wals]
     refused: list[str] = []
 
     async def write(number: int) -> None:
@@ -147,7 +147,7 @@ async def test_i1_i4_i5_racing_writers_agree_and_lose_nothing(seed: int) -> None
             assert outcome.refusal is None
             partition = wal.state.partition("t", 0)
             assert outcome.placements[0].end_offset <= partition.high_watermark
-            answered[number].append(label)
+            acked_labels[number].append(label)
 
     await asyncio.gather(*map(write, range(writers)))
     for wal in wals:
@@ -159,7 +159,7 @@ async def test_i1_i4_i5_racing_writers_agree_and_lose_nothing(seed: int) -> None
     values = await values_of(inner)
     assert len(values) == len(set(values))
     assert not set(refused) & set(values)
-    for number, labels in enumerate(answered):
+    for number, labels in enumerate(acked_labels):
         assert [value for value in values if value.startswith(f"{number}-")] == labels
     assert len(refused) > 0
     assert sum(wal.counters.unknown for wal in wals) > 0
@@ -215,16 +215,16 @@ async def test_i3_refresh_shows_what_was_committed_before_it_was_called(inner: M
 async def test_refreshes_that_wait_for_the_same_answer_cost_one_get(inner: MemoryStore) -> None:
     wal = await with_topic(inner)
     store_of(wal).latency = lambda _: 0.05
-    before = wal.counters.gets
+    old_gets = wal.counters.gets
     await asyncio.gather(*(wal.refresh() for _ in range(100)))
-    assert wal.counters.gets - before == 1
+    assert wal.counters.gets - old_gets == 1
     first = asyncio.create_task(wal.refresh())
     await asyncio.sleep(0.01)
     # The probe of `first` began before these calls: it proves nothing to them.
-    before = wal.counters.gets
+    old_gets = wal.counters.gets
     await asyncio.gather(*(wal.refresh() for _ in range(100)))
     await first
-    assert wal.counters.gets - before == 1
+    assert wal.counters.gets - old_gets == 1
 
 
 async def test_refresh_ends_while_others_commit_faster_than_a_get_takes(inner: MemoryStore) -> None:

@@ -326,13 +326,13 @@ class StaleListings(MemoryStore):
                 yield ObjectInfo(object_keys.checkpoint(999), 1, 0)
 
 
-@pytest.mark.parametrize("left", [1, 100])
-async def test_listings_that_stay_stale_end_a_load(left: int) -> None:
+@pytest.mark.parametrize("stale_listings", [1, 100])
+async def test_listings_that_stay_stale_end_a_load(stale_listings: int) -> None:
     inner = StaleListings()
     await WalView.open(inner, ManualClock(), "a", WalSettings(), cluster_id=CLUSTER_ID)
-    inner.left, inner.lists = left, 0
+    inner.left, inner.lists = stale_listings, 0
     opening = WalView.open(inner, ManualClock(), "b", WalSettings())
-    if left == 1:
+    if stale_listings == 1:
         await opening
     else:
         with pytest.raises(Unavailable, match="listings are stale"):

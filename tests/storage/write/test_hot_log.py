@@ -121,8 +121,8 @@ async def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> No
     await hot.crash()
     body = path.read_bytes()
     head = range(whole, whole + 20)
-    rest = range(whole + 20, len(body))
-    sizes = [*head, *random.Random(7).sample(rest, 20), len(body) - 1]
+    body_range = range(whole + 20, len(body))
+    sizes = [*head, *random.Random(7).sample(body_range, 20), len(body) - 1]
     for index, size in enumerate(sizes):
         path.write_bytes(body[:size])
         assert values(requests_in(tmp_path)) == ["a", "b"]
@@ -132,7 +132,7 @@ async def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> No
         path.write_bytes(body[:size] + bytes(len(body) - size))
         is_whole = not body[size:].strip(b"\0")
         assert values(requests_in(tmp_path)) == ["a", "b"] + ["torn"] * is_whole
-    for position in (*head, *random.Random(8).sample(rest, 20)):
+    for position in (*head, *random.Random(8).sample(body_range, 20)):
         damaged = bytearray(body)
         damaged[position] ^= 0x20
         path.write_bytes(damaged)
@@ -289,10 +289,10 @@ async def test_committed_files_are_deleted(tmp_path: Path, monkeypatch: pytest.M
     assert names(tmp_path) == names(tmp_path, "*")
     for i in range(30):
         hot.log.committed([HotMark(LOG_ID, i)])
-        left = names(tmp_path)
-        assert left == files[len(files) - len(left) :]
-        assert left, "the file that is being written stays"
-    assert left == files[-1:]
+        remaining_files = names(tmp_path)
+        assert remaining_files == files[len(files) - len(remaining_files) :]
+        assert remaining_files, "the file that is being written stays"
+    assert remaining_files == files[-1:]
     hot.log.committed([HotMark("of another log", 1000)])
     await hot.crash()
     assert values(requests_in(tmp_path))[-1] == "029"
@@ -322,9 +322,9 @@ async def test_i4_rotated_files_are_locked(tmp_path: Path, monkeypatch: pytest.M
     hot.log.committed([HotMark(LOG_ID, 2)])
     assert len(names(tmp_path)) == 2
     assert recover(tmp_path, CLUSTER_ID) == []
-    before = len(os.listdir("/proc/self/fd"))
+    old_count = len(os.listdir("/proc/self/fd"))
     await hot.crash()
-    assert len(os.listdir("/proc/self/fd")) == before - 2
+    assert len(os.listdir("/proc/self/fd")) == old_count - 2
     assert values(requests_in(tmp_path)) == ["3", "4"]
 
 
@@ -347,20 +347,20 @@ async def test_i4_rotated_files_are_locked(tmp_path: Path, monkeypatch: pytest.M
 def test_a_file_that_is_no_hot_log_is_left_alone(tmp_path: Path, body: bytes, why: str) -> None:
     path = tmp_path / "x.hot"
     path.write_bytes(body)
-    before = len(os.listdir("/proc/self/fd"))
+    old_count = len(os.listdir("/proc/self/fd"))
     with pytest.raises(StoreUnfit, match=why):
         recover(tmp_path, CLUSTER_ID)
     assert path.read_bytes() == body
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == old_count
 
 
 def test_another_clusters_records_stay_where_they_are(tmp_path: Path) -> None:
     for letter in "ab":
         left_by_a_crash(tmp_path, letter, log_id=letter * 32)
-    before = len(os.listdir("/proc/self/fd"))
+    old_count = len(os.listdir("/proc/self/fd"))
     with pytest.raises(StoreUnfit, match="belongs to cluster c0ffee, not to tea"):
         recover(tmp_path, "tea")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == old_count
     assert values(requests_in(tmp_path)) == ["a", "b"]
 
 
@@ -370,12 +370,12 @@ def test_another_clusters_records_stay_where_they_are(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
     """No file of this process grows beyond `size`, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old_limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
 
 
 async def test_i6_on_a_full_disk_nothing_is_done_and_nothing_found_later(tmp_path: Path) -> None:
@@ -399,13 +399,13 @@ async def test_i6_on_a_full_disk_nothing_is_done_and_nothing_found_later(tmp_pat
 @pytest.mark.parametrize("room", [0, 5, 60])
 async def test_i6_file_that_cannot_be_made_is_made_later(tmp_path: Path, room: int) -> None:
     hot = Opened(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
+    old_count = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         with file_size_limit(room), pytest.raises(Unavailable):
             await hot.append("refused")
         assert recover(tmp_path, CLUSTER_ID) == []
     await hot.append("a")
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(os.listdir("/proc/self/fd")) <= old_count + 1
     await hot.crash()
     assert values(requests_in(tmp_path)) == ["a"]
     assert names(tmp_path) == names(tmp_path, "*")

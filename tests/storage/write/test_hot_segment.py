@@ -95,7 +95,7 @@ class Drawn:
         clock = ManualClock()
         self.requests: list[AppendRequest] = []
         for number, (kind, parts, is_batch) in enumerate(shapes):
-            made = []
+            request_parts = []
             if kind == "key":  # at most one part a partition, so that a retry's answer fits it
                 parts = list({part[:2]: part for part in parts}.values())
             for position, (topic, partition, count) in enumerate(parts):
@@ -107,10 +107,12 @@ class Drawn:
                 if count > 1 and (kind != "key" or len(parts) == 1) and number % 2:
                     places = [(partition + row) % 3 for row in range(count)]
                     places = np.array(places) if is_batch else places
-                made.append(((*IDS, GONE)[topic], places, part))
+                request_parts.append(((*IDS, GONE)[topic], places, part))
             key = IdempotencyKey(f"k{number % 3}", b"f%d" % (number % 4)) if kind == "key" else None
             hot = HotMark("log", number) if kind == "hot" else None
-            self.requests.append(request(clock, made, key=key, hot=hot, is_json=number % 2 == 0))
+            self.requests.append(
+                request(clock, request_parts, key=key, hot=hot, is_json=number % 2 == 0)
+            )
 
 
 shapes = st.lists(
@@ -141,8 +143,8 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
     log: dict[tuple[str, int], list[bytes | None]] = {}
     answer_by_key: dict[str, tuple[bytes, list]] = {}
     for answer in answers:
-        made = answer.request
-        key = made.key
+        append_request = answer.request
+        key = append_request.key
         if key is not None and key.key in answer_by_key:
             fingerprint, placements = answer_by_key[key.key]
             if fingerprint == key.fingerprint:
@@ -151,13 +153,13 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
             else:
                 assert isinstance(answer.error, IdempotencyMismatch)
             continue
-        if any(part.topic_id == GONE for part in made.parts):
+        if any(part.topic_id == GONE for part in append_request.parts):
             assert isinstance(answer.error, UnknownTopic)
             assert answer.placements == []
             continue
         assert answer.error is None
         expected = []
-        for part in made.parts:
+        for part in append_request.parts:
             record_values = values(part.rows)
             places = part.partition
             partitions = [places] * len(record_values) if isinstance(places, int) else list(places)
@@ -216,11 +218,11 @@ def test_plain_neighbours_of_one_topic_share_a_commit_and_no_others() -> None:
 
 def test_json_is_promised_only_of_chunks_that_are_json_throughout() -> None:
     clock = ManualClock()
-    made = [
+    requests = [
         request(clock, [(IDS[0], 0, rows("1")), (IDS[0], 1, rows("2"))], is_json=True),
         request(clock, [(IDS[0], 1, rows("\x00"))]),
     ]
-    draft = ClosedSegment(made, ManualClock().new_id).encode("").draft
+    draft = ClosedSegment(requests, ManualClock().new_id).encode("").draft
     assert [chunk.is_json for chunk in draft.chunks] == [True, False]
 
 
@@ -237,8 +239,8 @@ def test_only_large_chunks_are_packed() -> None:
 def test_closing_twice_gives_the_same_bytes() -> None:
     """A flush that failed is closed again with what came meanwhile: nothing may stick."""
     clock = ManualClock()
-    made = [request(clock, [(IDS[0], i % 3, rows(f"{i}"))]) for i in range(9)]
-    first, second = (ClosedSegment(made, clock.new_id).encode("lz4") for _ in range(2))
+    requests = [request(clock, [(IDS[0], i % 3, rows(f"{i}"))]) for i in range(9)]
+    first, second = (ClosedSegment(requests, clock.new_id).encode("lz4") for _ in range(2))
     assert first.draft.commits == second.draft.commits
     assert [bytes(body) for body in first.draft.bodies] == [
         bytes(body) for body in second.draft.bodies
@@ -248,12 +250,12 @@ def test_closing_twice_gives_the_same_bytes() -> None:
 @pytest.mark.parametrize("kinds", [["rows"], ["batch"], ["rows", "rows", "batch", "rows"]])
 def test_lists_and_batches_mix_in_order(kinds: list[str]) -> None:
     clock = ManualClock()
-    made = []
+    requests = []
     for number, kind in enumerate(kinds):
         part = rows(f"{number}a", f"{number}b")
-        made.append(
+        requests.append(
             request(clock, [(IDS[0], 0, part if kind == "rows" else chunks.batch_of_rows([part]))])
         )
-    (batch,) = ClosedSegment(made, ManualClock().new_id).encode("").records
+    (batch,) = ClosedSegment(requests, ManualClock().new_id).encode("").records
     expected = [f"{number}{letter}".encode() for number in range(len(kinds)) for letter in "ab"]
     assert batch.column("value").to_pylist() == expected

@@ -120,8 +120,8 @@ async def test_an_error_after_the_new_file_leaves_one_file_and_one_record(
     real = getattr(HotLog, name)
     failures = [error, error]
 
-    async def kept_and_failed(self: HotLog, *given: object) -> object:
-        result = await real(self, *given)
+    async def kept_and_failed(self: HotLog, *arguments: object) -> object:
+        result = await real(self, *arguments)
         if failures:
             raise failures.pop()
         return result
@@ -290,6 +290,6 @@ async def test_a_broker_starts_with_a_refused_request_in_its_hot_log(tmp_path: P
         assert names(tmp_path), "the hot log keeps what the broker acked"
     finally:
         opening.cancel()
-        (opened,) = await asyncio.gather(opening, return_exceptions=True)
-        if isinstance(opened, Broker):
-            await kill(opened)
+        (result,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(result, Broker):
+            await kill(result)

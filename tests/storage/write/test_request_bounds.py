@@ -53,8 +53,8 @@ def test_header_is_within_sizes_of_requests(key: IdempotencyKey | None, partitio
         )
         for _ in range(50)
     ]
-    said = sum(request.header_bytes for request in requests)
-    assert said / 6 < header_bytes(requests) < said
+    total = sum(request.header_bytes for request in requests)
+    assert total / 6 < header_bytes(requests) < total
 
 
 async def test_i10_header_cuts_flush(inner: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,14 +136,14 @@ def columns(*stamps: int) -> pa.RecordBatch:
 
 def is_accepted(stamp: int, **configs: str) -> bool:
     config = effective({name.replace("_", "."): value for name, value in configs.items()})
-    said = set()
+    reasons = set()
     for records in (rows("a", "b", timestamps=[NOW_MS, stamp]), columns(NOW_MS, stamp)):
         try:
             check_timestamps("t", records, config, NOW_MS)
-            said.add("")
+            reasons.add("")
         except InvalidTimestamp as error:
-            said.add(str(error))
-    (why,) = said
+            reasons.add(str(error))
+    (why,) = reasons
     assert why == "" or why.startswith(f"record 1 for topic 't' has timestamp {stamp}, ")
     return not why
 

@@ -40,9 +40,9 @@ with_topic = partial(logs.with_topic, partitions=2)
 
 
 async def send(
-    log: Broker, who: ProducerEpoch, base: int, *values: str, partition: int = 0
+    log: Broker, producer: ProducerEpoch, base: int, *values: str, partition: int = 0
 ) -> AppendedRange:
-    batch = checked(rows(*values), (*who, base))
+    batch = checked(rows(*values), (*producer, base))
     (placed,) = await log.kafka.append(log.state.topic("t"), partition, batch)
     return placed
 
@@ -52,45 +52,45 @@ async def test_a_retried_batch_gets_its_offsets(inner: MemoryStore) -> None:
     log, other = await with_topic(inner), await opened(inner)
     async with closing(other):
         async with closing(log):
-            who = await log.records.init_producer()
-            assert who == ProducerEpoch(0, 0)
+            producer = await log.records.init_producer()
+            assert producer == ProducerEpoch(0, 0)
             seq = log.state.seq
             both = await asyncio.gather(
-                send(log, who, 0, "a", "b"),
+                send(log, producer, 0, "a", "b"),
                 append(log, "plain"),
-                send(log, who, 0, "a", "b"),
-                send(log, who, 2, "c"),
+                send(log, producer, 0, "a", "b"),
+                send(log, producer, 2, "c"),
             )
             assert log.state.seq == seq + 1
             assert both[0] == both[2] == AppendedRange("t", 0, 0, 2)
             assert both[3].base_offset == 3
             # Own appends are read from memory: what was repeated must not be there twice.
             assert await read_values(log) == ["a", "b", "plain", "c"]
-            assert await send(log, who, 2, "c") == both[3]
-            assert await send(other, who, 0, "a", "b") == both[0]
+            assert await send(log, producer, 2, "c") == both[3]
+            assert await send(other, producer, 0, "a", "b") == both[0]
             await log._log.wal.checkpoint()
         async with closing(await opened(inner, COLD)) as heir:
-            assert await send(heir, who, 2, "c") == both[3]
-            assert await send(heir, who, 3, "d") == AppendedRange("t", 0, 4, 1)
+            assert await send(heir, producer, 2, "c") == both[3]
+            assert await send(heir, producer, 3, "d") == AppendedRange("t", 0, 4, 1)
             assert await read_values(heir) == ["a", "b", "plain", "c", "d"]
 
 
 async def test_what_is_refused_is_not_there() -> None:
     async with closing(await with_topic(MemoryStore())) as log:
-        who = await log.records.init_producer()
-        await send(log, who, 0, "a")
+        producer = await log.records.init_producer()
+        await send(log, producer, 0, "a")
         results = await asyncio.gather(
-            send(log, who, 2, "early"),
+            send(log, producer, 2, "early"),
             append(log, "plain"),
-            send(log, who, 1, "b"),
+            send(log, producer, 1, "b"),
             return_exceptions=True,
         )
         assert isinstance(results[0], OutOfOrderSequence)
         assert await read_values(log) == ["a", "plain", "b"]
         with pytest.raises(UnknownPartition):
-            await send(log, who, 0, "x", partition=2)
+            await send(log, producer, 0, "x", partition=2)
         with pytest.raises(InvalidRequest):
-            await send(log, who, 2)
+            await send(log, producer, 2)
         assert await read_values(log) == ["a", "plain", "b"]
 
 
@@ -121,9 +121,9 @@ class Client:
     A batch without an answer is sent again, in order, to any broker.
     """
 
-    def __init__(self, brokers: list[Broker], who: ProducerEpoch, draw: random.Random) -> None:
+    def __init__(self, brokers: list[Broker], producer: ProducerEpoch, draw: random.Random) -> None:
         self._brokers = brokers
-        self._who = who
+        self._who = producer
         self._draw = draw
         self.batches: list[tuple[int, list[str]]] = []
         self.answers: dict[int, AppendedRange] = {}
@@ -161,8 +161,8 @@ async def test_every_batch_is_there_once_and_in_order(inner: MemoryStore, seed: 
     draw = random.Random(seed)
     await (await with_topic(inner)).close()
     brokers = [await opened(inner, CHECKPOINTING) for _ in range(2)]
-    who = await brokers[0].records.init_producer()
-    client = Client(brokers, who, draw)
+    producer = await brokers[0].records.init_producer()
+    client = Client(brokers, producer, draw)
     sending = asyncio.create_task(client.run())
     for broker in brokers:
         spoil(broker, draw)

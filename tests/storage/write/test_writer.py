@@ -70,8 +70,8 @@ async def test_what_arrives_during_a_flush_rides_in_the_next_one(inner: MemorySt
     # One client's record, the records that arrived during its flush, and then all at once:
     # a client that was just answered shares a flush with those that waited.
     assert writer.counters.flushes == 2 + 20
-    answered = store_of(writer.wal).answered
-    assert [call.verb for call, _ in answered] == ["create"] * 22  # 1.0 requests a flush
+    store_calls = store_of(writer.wal).answered
+    assert [call.verb for call, _ in store_calls] == ["create"] * 22  # 1.0 requests a flush
     values = await values_of(inner)
     assert len(values) == 1000
     for number in range(50):
@@ -84,11 +84,11 @@ async def test_the_interval_spaces_flushes(inner: MemoryStore) -> None:
     settings = WriterSettings(flush_interval_ms=250)
     writer = await started(inner, settings, latency_s=0.05)
     loop = asyncio.get_running_loop()
-    before = puts(writer)
+    old_puts = puts(writer)
     while loop.time() < 10.0:
         await append(writer, "x", acks=Acks.NONE)
         await asyncio.sleep(0.01)
-    assert 39 <= puts(writer) - before <= 41
+    assert 39 <= puts(writer) - old_puts <= 41
     await ended(writer)
 
 
@@ -121,12 +121,12 @@ async def test_a_full_segment_does_not_wait_for_the_interval(inner: MemoryStore)
 
 async def test_no_entry_is_larger_than_it_may_be(inner: MemoryStore) -> None:
     writer = await started(inner, WriterSettings(flush_bytes_max=5000), latency_s=0.05)
-    before = puts(writer)
+    old_puts = puts(writer)
     sizes = [100, 4000, 4000, 900, 200, 9000, 10]
     await asyncio.gather(*(append(writer, "x" * size) for size in sizes))
     assert [len(value) for value in await values_of(inner)] == sizes
     # 100 4000 | 4000 900 | 200 | 9000 | 10: one that is too large alone goes alone.
-    assert puts(writer) - before == 5
+    assert puts(writer) - old_puts == 5
     await ended(writer)
 
 
@@ -159,8 +159,8 @@ async def test_large_segment_is_encoded_in_a_thread(inner: MemoryStore) -> None:
 
 async def test_i4_request_over_topics_is_whole_or_refused(inner: MemoryStore) -> None:
     writer = await started(inner, latency_s=0.05)
-    made = AppendRequest((), 0, actions=[CreateTopic("u", OTHER_ID, 1, {})])
-    await writer.append(made, Acks.ALL)
+    append_request = AppendRequest((), 0, actions=[CreateTopic("u", OTHER_ID, 1, {})])
+    await writer.append(append_request, Acks.ALL)
 
     def both(value: str) -> AppendRequest:
         parts = [
@@ -230,11 +230,11 @@ async def test_i10_accounts_are_even_after_all_failures(inner: MemoryStore, acks
         for i in range(30):
             key = IdempotencyKey(f"{number}-{i // 2}", b"f%d" % draws.choice([1, 1, 2]))
             key_or_none = draws.choice([None, key])
-            asked = say(writer, f"{number}-{i}", key=key_or_none)
+            append_request = say(writer, f"{number}-{i}", key=key_or_none)
             refusals = (TimeoutError, Unavailable, IdempotencyMismatch)
             with contextlib.suppress(*refusals):
                 async with asyncio.timeout(draws.choice([0.01, 10])):
-                    await writer.append(asked, acks)
+                    await writer.append(append_request, acks)
                     if acks is Acks.ALL and key_or_none is None:
                         acked.add(f"{number}-{i}")
 
@@ -278,7 +278,7 @@ async def test_lost_outcome_is_unknown_and_writer_continues(inner: MemoryStore) 
     writer = await started(inner)
     other = await opened(inner)
     gate = store_of(writer.wal).hold("create", object_keys.wal(2), is_after=True)
-    asked = asyncio.create_task(append(writer, "perhaps"))
+    task = asyncio.create_task(append(writer, "perhaps"))
     await gate.reached.wait()
     for i in range(3):
         await other.commit(one(other, str(i)))
@@ -286,7 +286,7 @@ async def test_lost_outcome_is_unknown_and_writer_continues(inner: MemoryStore) 
     suspend(writer.wal, 10 * AGE_S)
     gate.opened.set()
     with pytest.raises(CommitUnknown):
-        await asked
+        await task
     assert await append(writer, "next") == [("t", 0, 4, 1)]
     await ended(writer)
 
@@ -310,7 +310,7 @@ async def test_timed_out_request_is_answered_and_withdrawn(inner: MemoryStore) -
     unasked = await append(writer, "waiting 3", acks=Acks.NONE)
     assert unasked is None
     await asyncio.sleep(5)
-    young = asyncio.create_task(append(writer, "young"))
+    later_task = asyncio.create_task(append(writer, "young"))
     await asyncio.sleep(8)
     with pytest.raises(CommitUnknown):
         await under_way
@@ -318,7 +318,7 @@ async def test_timed_out_request_is_answered_and_withdrawn(inner: MemoryStore) -
         with pytest.raises(Unavailable):
             await task
     gate.opened.set()
-    assert await young == [("t", 0, 1, 1)]
+    assert await later_task == [("t", 0, 1, 1)]
     assert await values_of(inner) == ["under way", "young"]
     await ended(writer)
 
@@ -326,14 +326,14 @@ async def test_timed_out_request_is_answered_and_withdrawn(inner: MemoryStore) -
 async def test_closing_flushes_and_refuses_later_requests(inner: MemoryStore) -> None:
     writer = await started(inner, WriterSettings(flush_interval_ms=60_000), latency_s=0.1)
     await append(writer, "first")
-    asked = [asyncio.create_task(append(writer, str(i))) for i in range(3)]
+    tasks = [asyncio.create_task(append(writer, str(i))) for i in range(3)]
     await asyncio.sleep(0.01)
     closing = asyncio.create_task(ended(writer))
     await asyncio.sleep(0.01)
     with pytest.raises(Unavailable, match="shutting down"):
         await append(writer, "too late")
     await closing
-    assert [answer[0].base_offset for answer in await asyncio.gather(*asked)] == [1, 2, 3]
+    assert [answer[0].base_offset for answer in await asyncio.gather(*tasks)] == [1, 2, 3]
     assert asyncio.get_running_loop().time() < 1.0
 
 
@@ -511,13 +511,13 @@ async def test_i4_unknown_request_is_committed_once(inner: MemoryStore, tmp_path
     gate = store_of(writer.wal).hold("create", object_keys.wal(2), is_after=True)
     await append(writer, "acked", acks=Acks.LOCAL)
     await gate.reached.wait()
-    asked = asyncio.create_task(append(writer, "asked meanwhile"))
+    task = asyncio.create_task(append(writer, "asked meanwhile"))
     for i in range(3):
         await other.commit(one(other, str(i)))
     await checkpoint_and_collect(other, inner)
     suspend(writer.wal, 10 * AGE_S)
     gate.opened.set()
-    assert await asked == [("t", 0, 4, 1)]
+    assert await task == [("t", 0, 4, 1)]
     await ended(writer)
     await other.refresh()
     assert other.state.partition("t", 0).high_watermark == 5
@@ -526,10 +526,10 @@ async def test_i4_unknown_request_is_committed_once(inner: MemoryStore, tmp_path
 
 async def test_request_acked_during_close_is_committed(inner: MemoryStore, tmp_path: Path) -> None:
     writer = await started(inner, latency_s=0.05, hot_dir=tmp_path)
-    asked = [asyncio.create_task(append(writer, str(i), acks=Acks.LOCAL)) for i in range(10)]
+    tasks = [asyncio.create_task(append(writer, str(i), acks=Acks.LOCAL)) for i in range(10)]
     await asyncio.sleep(0)
     await ended(writer)
-    assert await asyncio.gather(*asked) == [None] * 10
+    assert await asyncio.gather(*tasks) == [None] * 10
     assert await values_of(inner) == [str(i) for i in range(10)]
     assert names(tmp_path, "*") == []
 
@@ -552,10 +552,10 @@ async def test_i10_accounts_are_even_when_the_disk_fails_and_callers_go(
     await append(writer, "a", acks=Acks.LOCAL)
     with monkeypatch.context() as patch:
         patch.setattr(hot_log.os, "fdatasync", failing)
-        asked = [asyncio.create_task(append(writer, "refused", acks=Acks.LOCAL)) for _ in range(5)]
+        tasks = [asyncio.create_task(append(writer, "refused", acks=Acks.LOCAL)) for _ in range(5)]
         await asyncio.sleep(0)
-        asked[0].cancel()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        tasks[0].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(answer) for answer in answers[1:]] == [Unavailable] * 4
     await append(writer, "b", acks=Acks.LOCAL)
     await ended(writer)
