@@ -134,15 +134,15 @@ def inner() -> MemoryStore:
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
     """An empty store of every kind that there is."""
-    opened: ObjectStore
+    opened_store: ObjectStore
     match request.param:
         case "memory":
-            opened = MemoryStore(now_ms=1_700_000_000_000)
+            opened_store = MemoryStore(now_ms=1_700_000_000_000)
         case "folder":
-            opened = FolderStore(tmp_path / "store")
+            opened_store = FolderStore(tmp_path / "store")
         case kind:
             server = request.getfixturevalue({"moto": "moto_server"}.get(kind, kind))
             options = S3Options(endpoint_url=server.endpoint_url, region=REGION)
-            opened = await S3Store.open(server.bucket, f"test-{next(_prefixes)}", options)
-    yield opened
-    await opened.close()
+            opened_store = await S3Store.open(server.bucket, f"test-{next(_prefixes)}", options)
+    yield opened_store
+    await opened_store.close()

@@ -58,10 +58,13 @@ async def test_the_log_says_what_engines_need(folder: FolderStore) -> None:
     delta_table = delta(folder)
     await delta_table.add([file(0, 0, 10)], seal(10))
     await delta_table.add([file(7, 5, 10)._replace(rows=2)], {"compact": 1})
-    opened = deltalake.DeltaTable(folder.table_uri(PREFIX))
-    assert opened.metadata().name == "orders"
-    assert opened.metadata().partition_columns == ["partition"]
-    assert (opened.protocol().min_reader_version, opened.protocol().min_writer_version) == (1, 2)
+    delta_table_again = deltalake.DeltaTable(folder.table_uri(PREFIX))
+    assert delta_table_again.metadata().name == "orders"
+    assert delta_table_again.metadata().partition_columns == ["partition"]
+    assert (
+        delta_table_again.protocol().min_reader_version,
+        delta_table_again.protocol().min_writer_version,
+    ) == (1, 2)
     [add] = [line["add"] for line in actions(folder, 1) if "add" in line]
     assert add["path"] == object_keys.segment(0, 0, 10, "ab12")
     assert add["partitionValues"] == {"partition": "0"}

@@ -22,10 +22,10 @@ async def listed(store: ObjectStore, prefix: str = "", *, start_after: str = "")
 
 async def fill(store: ObjectStore, keys: Iterable[str]) -> None:
     """Objects of a few bytes, eight at a time."""
-    left = iter(keys)
+    remaining_keys = iter(keys)
 
     async def work() -> None:
-        for key in left:
+        for key in remaining_keys:
             assert await store.create(key, [key.encode()]) is Created.DONE
 
     async with asyncio.TaskGroup() as group:
@@ -133,8 +133,8 @@ async def test_a_listing_starts_after_any_string(store: ObjectStore) -> None:
     starts = [*TREE, "b", "b-", "b/", "b/0", "b/0/", "b/0/deep", "b/0/deep/a", "b/1", "b/1/", "c/z"]
     for start in [*starts, "0", "zz"]:
         for prefix in ("", "b", "b/", "b/0/"):
-            wanted = [it for it in sorted(TREE) if it > start and it.startswith(prefix)]
-            assert await listed(store, prefix, start_after=start) == wanted, (prefix, start)
+            expected_keys = [it for it in sorted(TREE) if it > start and it.startswith(prefix)]
+            assert await listed(store, prefix, start_after=start) == expected_keys, (prefix, start)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +245,11 @@ def threads() -> set[threading.Thread]:
 
 
 async def test_close_is_idempotent_and_leaves_no_thread(store: ObjectStore) -> None:
-    before = threads()
+    old_threads = threads()
     await store.create("a", [b"1"])
     await store.close()
     await store.close()
-    assert threads() <= before
+    assert threads() <= old_threads
 
 
 async def test_the_stores_time_is_that_of_its_last_answer(store: ObjectStore) -> None:

@@ -106,25 +106,27 @@ def in_order(table: pa.Table) -> list[dict[str, object]]:
 
 
 def test_deltalake_and_arrow_read_it(uri: str) -> None:
-    opened = deltalake.DeltaTable(uri)
-    table = opened.to_pyarrow_table()
+    delta_table = deltalake.DeltaTable(uri)
+    table = delta_table.to_pyarrow_table()
     assert in_order(table) == expected(0) + expected(1)
     for field in TABLE_SCHEMA:
         assert table.schema.field(field.name).type == field.type
-    partition_rows = opened.to_pyarrow_table(filters=[("partition", "=", 1)], columns=["offset"])
+    partition_rows = delta_table.to_pyarrow_table(
+        filters=[("partition", "=", 1)], columns=["offset"]
+    )
     assert partition_rows.num_rows == COUNT + 10
 
 
 def test_datafusion_skips_files_by_statistics(uri: str) -> None:
-    opened = deltalake.DeltaTable(uri)
+    delta_table = deltalake.DeltaTable(uri)
     predicate = f'"offset" >= {COUNT}'
-    assert len(opened.file_uris()) == 4
-    assert len(opened.file_uris(file_pruning_predicate=predicate)) == 2
+    assert len(delta_table.file_uris()) == 4
+    assert len(delta_table.file_uris(file_pruning_predicate=predicate)) == 2
     last = START_MS + 7 * (COUNT + 9)
     last_time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=last)
     predicate = f"\"timestamp\" >= '{last_time.isoformat()}'"
-    assert len(opened.file_uris(file_pruning_predicate=predicate)) == 2
-    reader = pa.RecordBatchReader.from_stream(opened.scan(predicate='"offset" = 3'))
+    assert len(delta_table.file_uris(file_pruning_predicate=predicate)) == 2
+    reader = pa.RecordBatchReader.from_stream(delta_table.scan(predicate='"offset" = 3'))
     assert sorted(reader.read_all().column("partition").to_pylist()) == [0, 1]
 
 
@@ -132,8 +134,8 @@ def test_polars_reads_it(uri: str) -> None:
     frame = pl.scan_delta(uri)
     assert frame.collect_schema()["timestamp"] == pl.Datetime("us", "UTC")
     assert in_order(frame.collect().to_arrow().cast(TABLE_SCHEMA)) == expected(0) + expected(1)
-    some = frame.filter((pl.col("partition") == 1) & (pl.col("offset") >= COUNT)).collect()
-    assert sorted(some["offset"].to_list()) == list(range(COUNT, COUNT + 10))
+    selected = frame.filter((pl.col("partition") == 1) & (pl.col("offset") >= COUNT)).collect()
+    assert sorted(selected["offset"].to_list()) == list(range(COUNT, COUNT + 10))
 
 
 def test_duckdb_reads_its_files(uri: str) -> None:

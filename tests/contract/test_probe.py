@@ -137,7 +137,7 @@ class Conflicts(MemoryStore):
 
 
 @pytest.mark.parametrize(
-    ("liar", "what"),
+    ("liar", "test_name"),
     [
         (Overwrites(), "create-if-absent"),
         (LooksFirst(), "create-if-absent"),
@@ -154,9 +154,9 @@ class Conflicts(MemoryStore):
     ],
     ids=lambda it: type(it).__name__ if isinstance(it, MemoryStore) else "",
 )
-async def test_probe_refuses_an_unfit_store_by_name(liar: MemoryStore, what: str) -> None:
+async def test_probe_refuses_an_unfit_store_by_name(liar: MemoryStore, test_name: str) -> None:
     with pytest.raises(
-        StoreUnfit, match=f"^memory:// cannot store a log: the test of {what} failed: "
+        StoreUnfit, match=f"^memory:// cannot store a log: the test of {test_name} failed: "
     ):
         await probe(liar, CLOCK)
     if not isinstance(liar, Keeps | ListsLate):
@@ -177,27 +177,27 @@ async def test_probe_accepts_an_unknown_outcome_of_a_lost_create() -> None:
 async def test_urls_lead_to_stores(tmp_path: Path, moto_server: Moto) -> None:
     options = S3Options(endpoint_url=moto_server.endpoint_url, region=REGION)
     folder = tmp_path / "a folder" / "100%"
-    wanted = {
+    kind_by_url = {
         "memory://": (MemoryStore, "memory://"),
         str(folder): (FolderStore, folder.as_uri()),
         folder.as_uri(): (FolderStore, folder.as_uri()),
         f"s3://{moto_server.bucket}": (S3Store, f"s3://{moto_server.bucket}"),
         f"s3://{moto_server.bucket}/a/b/": (S3Store, f"s3://{moto_server.bucket}/a/b"),
     }
-    for url, (kind, canonical) in wanted.items():
-        opened = await open_store(url, s3=options)
-        assert isinstance(opened, kind)
-        assert opened.url == canonical
-        await opened.create("found", [b"it"])
-        await opened.close()
+    for url, (kind, canonical) in kind_by_url.items():
+        opened_store = await open_store(url, s3=options)
+        assert isinstance(opened_store, kind)
+        assert opened_store.url == canonical
+        await opened_store.create("found", [b"it"])
+        await opened_store.close()
     assert (folder / "found").read_bytes() == b"it"
 
 
 async def test_a_relative_path_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    opened = await open_store("some/data")
-    assert opened.url == (tmp_path / "some/data").as_uri()
-    await opened.close()
+    opened_store = await open_store("some/data")
+    assert opened_store.url == (tmp_path / "some/data").as_uri()
+    await opened_store.close()
 
 
 @pytest.mark.parametrize("url", ["", "gs://b/c", "s3://", "s3:///c", "file://host/a", "file:///"])

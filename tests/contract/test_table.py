@@ -23,7 +23,7 @@ Open = Callable[[], Table]
 
 
 @pytest.fixture(params=["memory", "folder"])
-async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
+async def new_table(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
     """Opens the one table again and again, as one broker after the other would."""
     store = MemoryStore() if request.param == "memory" else FolderStore(tmp_path / "store")
     yield lambda: open_table(store, PREFIX, "orders")
@@ -32,7 +32,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 @pytest.fixture
 def opened_anywhere(store: ObjectStore) -> Open:
-    """As `opened`, on S3 too."""
+    """As `new_table`, on S3 too."""
     return lambda: open_table(store, PREFIX, "orders")
 
 
@@ -57,16 +57,16 @@ async def files_of(table: Table, partition: int = 0) -> list[SegmentFile]:
     return list(await table.segments(partition))
 
 
-async def fresh(opened: Open, partition: int = 0) -> list[SegmentFile]:
+async def fresh(new_table: Open, partition: int = 0) -> list[SegmentFile]:
     """The partition's files in a table that is opened now."""
-    return await files_of(opened(), partition)
+    return await files_of(new_table(), partition)
 
 
 # --- reading
 
 
-async def test_a_table_without_commits_is_empty(opened: Open) -> None:
-    table = opened()
+async def test_a_table_without_commits_is_empty(new_table: Open) -> None:
+    table = new_table()
     assert table.version == -1
     index = await table.segments(3)
     assert list(index) == []
@@ -88,15 +88,15 @@ async def test_added_files_are_found_by_every_table_object(opened_anywhere: Open
     assert await files_of(table, 2) == []
     assert (await table.segments(0)).end_offset == 250
     assert await files_of(other) == [], "a view moves on refresh only"
-    before = other.version
+    old_version = other.version
     await other.refresh()
     assert await files_of(other) == added[:2]
-    assert other.version == table.version > before
+    assert other.version == table.version > old_version
     assert await fresh(opened_anywhere, 1) == added[2:]
 
 
-async def test_segments_are_found_by_offset(opened: Open) -> None:
-    table = opened()
+async def test_segments_are_found_by_offset(new_table: Open) -> None:
+    table = new_table()
     # As key compaction leaves it: gaps between files and inside of them.
     files = [file(0, 0, 10), file(0, 10, 20), file(0, 50, 60), file(1, 0, 1000)]
     await table.add(list(reversed(files)), {"compact": 1})
@@ -113,8 +113,8 @@ async def test_segments_are_found_by_offset(opened: Open) -> None:
     assert index[1] == files[1]
 
 
-async def test_segments_are_found_by_timestamp(opened: Open) -> None:
-    table = opened()
+async def test_segments_are_found_by_timestamp(new_table: Open) -> None:
+    table = new_table()
     stamps = [(0, 100), (300, 500), (150, 200), (200, 500), (700, 800)]
     files = [
         file(0, 10 * i, 10 * i + 10, stamps=(START_MS + low, START_MS + high))
@@ -135,8 +135,8 @@ async def test_segments_are_found_by_timestamp(opened: Open) -> None:
     assert since(801) == []
 
 
-async def test_a_file_of_strange_times_is_searched_for_any(opened: Open) -> None:
-    table = opened()
+async def test_a_file_of_strange_times_is_searched_for_any(new_table: Open) -> None:
+    table = new_table()
     await table.add([file(0, 0, 10, stamps=(-(2**50), 2**50))], seal(10))
     for timestamp in (-(2**50), 0, START_MS, 2**50):
         assert [
@@ -144,19 +144,19 @@ async def test_a_file_of_strange_times_is_searched_for_any(opened: Open) -> None
         ] == [0]
 
 
-async def test_a_thousand_files_come_in_one_commit(opened: Open) -> None:
-    table = opened()
+async def test_a_thousand_files_come_in_one_commit(new_table: Open) -> None:
+    table = new_table()
     files = [file(p, 10 * i, 10 * i + 10) for i in range(250) for p in range(4)]
     await table.add(files, seal(2500, 2500, 2500, 2500))
-    other = opened()
+    other = new_table()
     for partition in range(4):
         expected = [segment_file for segment_file in files if segment_file.partition == partition]
         assert await files_of(other, partition) == expected
     assert await other.transaction_version(seal_app_id(3)) == 2500
 
 
-async def test_a_bad_file_fails_its_own_partition(opened: Open) -> None:
-    table = opened()
+async def test_a_bad_file_fails_its_own_partition(new_table: Open) -> None:
+    table = new_table()
     overlapping = [file(0, 0, 100), file(0, 50, 150)]
     foreign = file(1, 0, 10)._replace(path="partition=1/part-00000-c0ffee.snappy.parquet")
     good = file(2, 0, 10)
@@ -190,18 +190,18 @@ async def test_transactions_are_remembered(opened_anywhere: Open) -> None:
 
 
 @pytest.mark.parametrize("base", [50, 150])
-async def test_a_seal_goes_on_where_the_table_ends(opened: Open, base: int) -> None:
-    table = opened()
+async def test_a_seal_goes_on_where_the_table_ends(new_table: Open, base: int) -> None:
+    table = new_table()
     await table.add([file(0, 0, 100)], seal(100))
     with pytest.raises(ManifestConflict):
         await table.add([file(0, base, 200)], seal(200))
-    assert await fresh(opened) == [file(0, 0, 100)]
+    assert await fresh(new_table) == [file(0, 0, 100)]
     await table.add([file(0, 100, 200)], seal(200))
     assert (await table.segments(0)).end_offset == 200
 
 
-async def test_files_of_a_seal_leave_no_hole(opened: Open) -> None:
-    table = opened()
+async def test_files_of_a_seal_leave_no_hole(new_table: Open) -> None:
+    table = new_table()
     for files in ([file(0, 0, 10), file(0, 11, 20)], [file(0, 0, 19)]):
         with pytest.raises(AssertionError):
             await table.add(files, seal(20))
@@ -223,18 +223,18 @@ async def test_the_slower_of_two_sealers_starts_again(opened_anywhere: Open) -> 
     assert (await slow.segments(0)).end_offset == 120
 
 
-async def test_a_refresh_between_looking_and_adding_lets_no_sealer_pass(opened: Open) -> None:
-    fast, slow = opened(), opened()
+async def test_a_refresh_between_looking_and_adding_lets_no_sealer_pass(new_table: Open) -> None:
+    fast, slow = new_table(), new_table()
     assert await slow.transaction_version(seal_app_id(0)) is None
     await fast.add([file(0, 0, 100, unique="fa57")], seal(100))
     await slow.refresh()  # by a reader of the same broker
     with pytest.raises(ManifestConflict):
         await slow.add([file(0, 0, 120, unique="5107")], seal(120))
-    assert await fresh(opened) == [file(0, 0, 100, unique="fa57")]
+    assert await fresh(new_table) == [file(0, 0, 100, unique="fa57")]
 
 
-async def test_sealers_of_other_partitions_do_not_meet(opened: Open) -> None:
-    table, other = opened(), opened()
+async def test_sealers_of_other_partitions_do_not_meet(new_table: Open) -> None:
+    table, other = new_table(), new_table()
     await table.add([file(0, 0, 10)], {seal_app_id(0): 10})
     assert await files_of(other, 1) == []
     await table.add([file(1, 0, 10)], {seal_app_id(1): 10})
@@ -243,8 +243,8 @@ async def test_sealers_of_other_partitions_do_not_meet(opened: Open) -> None:
         assert await files_of(other, partition) == [file(partition, 0, 10)]
 
 
-async def test_any_other_transaction_must_grow(opened: Open) -> None:
-    table = opened()
+async def test_any_other_transaction_must_grow(new_table: Open) -> None:
+    table = new_table()
     await table.add([file(0, 0, 10)], {"compact-0": 7})
     for version in (6, 7):
         with pytest.raises(ManifestConflict):
@@ -253,15 +253,15 @@ async def test_any_other_transaction_must_grow(opened: Open) -> None:
     assert len(await table.segments(0)) == 2
 
 
-async def test_what_was_done_once_is_done(opened: Open) -> None:
-    table, other = opened(), opened()
+async def test_what_was_done_once_is_done(new_table: Open) -> None:
+    table, other = new_table(), new_table()
     await other.refresh()
     files = [file(0, 0, 10), file(0, 10, 20)]
     for writer in (table, table, other):
         await writer.add(files, seal(20))
     await other.add([file(0, 20, 30)], seal(30))
     await table.add(files, seal(20))
-    assert await fresh(opened) == [*files, file(0, 20, 30)]
+    assert await fresh(new_table) == [*files, file(0, 20, 30)]
 
 
 # --- taking files out
@@ -324,15 +324,15 @@ async def test_a_seal_does_not_meet_a_replace(opened_anywhere: Open) -> None:
     assert await fresh(opened_anywhere) == [new, file(0, 10, 20), file(0, 20, 30)]
 
 
-async def test_what_was_replaced_once_is_replaced(opened: Open) -> None:
-    table, other = opened(), opened()
+async def test_what_was_replaced_once_is_replaced(new_table: Open) -> None:
+    table, other = new_table(), new_table()
     old, new = file(0, 0, 10), file(0, 0, 10, unique="3e3e")
     await table.add([old], seal(10))
     for writer in (table, table, other):
         await writer.replace([old], [new], {maintenance_app_id(0): 1}, data_change=False)
     await other.replace([new], [], {maintenance_app_id(0): 2}, data_change=True)
     await table.replace([new], [], {maintenance_app_id(0): 2}, data_change=True)
-    assert await fresh(opened) == []
+    assert await fresh(new_table) == []
 
 
 # --- at once
@@ -389,8 +389,8 @@ async def test_of_creators_at_once_all_go_on(opened_anywhere: Open) -> None:
     assert last.version == 5  # one creation, five commits
 
 
-async def test_tasks_share_one_table(opened: Open) -> None:
-    table = opened()
+async def test_tasks_share_one_table(new_table: Open) -> None:
+    table = new_table()
 
     async def write(partition: int) -> None:
         await table.add([file(partition, 0, 10)], {seal_app_id(partition): 10})
@@ -403,8 +403,8 @@ async def test_tasks_share_one_table(opened: Open) -> None:
     assert table.version == 4
 
 
-async def test_a_cancelled_add_leaves_a_table_that_works(opened: Open) -> None:
-    table = opened()
+async def test_a_cancelled_add_leaves_a_table_that_works(new_table: Open) -> None:
+    table = new_table()
     await table.add([file(0, 0, 10)], seal(10))
     for turns in range(12):
         task = asyncio.ensure_future(table.add([file(0, 10, 20)], seal(20)))
@@ -415,9 +415,9 @@ async def test_a_cancelled_add_leaves_a_table_that_works(opened: Open) -> None:
     await table.refresh()
     assert await table.transaction_version(seal_app_id(0)) in {10, 20}
     await table.add([file(0, 10, 20)], seal(20))
-    assert await fresh(opened) == [file(0, 0, 10), file(0, 10, 20)]
+    assert await fresh(new_table) == [file(0, 0, 10), file(0, 10, 20)]
     await table.add([file(0, 20, 30)], seal(30))
-    assert len(await fresh(opened)) == 3
+    assert len(await fresh(new_table)) == 3
 
 
 # --- memory alone
@@ -439,22 +439,22 @@ async def test_wrappers_that_show_its_tables_share_a_memory_store() -> None:
     assert await files_of(apart) == []
 
 
-async def test_all_transactions_are_found_at_once(opened: Open) -> None:
+async def test_all_transactions_are_found_at_once(new_table: Open) -> None:
     """Also after a checkpoint of Delta, and those that no commit has."""
     count, commits = 20, 60
-    table = opened()
+    table = new_table()
     for step in range(commits):
         files = [file(number, step, step + 1, unique=f"{step:04x}") for number in range(count)]
         await table.add(files, seal(*[step + 1] * count))
-    wanted = [*seal(*[0] * count), "seal-99", maintenance_app_id(0)]
-    want = dict.fromkeys(wanted[:count], commits) | dict.fromkeys(wanted[count:])
-    for reader in (table, opened()):
-        assert await reader.transaction_versions(wanted) == want
-        assert [await reader.transaction_version(app_id) for app_id in wanted] == list(
+    app_ids = [*seal(*[0] * count), "seal-99", maintenance_app_id(0)]
+    want = dict.fromkeys(app_ids[:count], commits) | dict.fromkeys(app_ids[count:])
+    for reader in (table, new_table()):
+        assert await reader.transaction_versions(app_ids) == want
+        assert [await reader.transaction_version(app_id) for app_id in app_ids] == list(
             want.values()
         )
-    again = opened()
-    assert await again.transaction_versions(wanted[:2]) == dict.fromkeys(wanted[:2], commits)
+    again = new_table()
+    assert await again.transaction_versions(app_ids[:2]) == dict.fromkeys(app_ids[:2], commits)
     await table.add([file(0, commits, commits + 1)], seal(commits + 1))
     await again.refresh()
-    assert (await again.transaction_versions(wanted))[seal_app_id(0)] == commits + 1
+    assert (await again.transaction_versions(app_ids))[seal_app_id(0)] == commits + 1

@@ -52,7 +52,7 @@ class Choices:
         self._mark = mark
         self._hash = hashlib.blake2b(digest_size=8)
 
-    def choose(self, what: str, options: Sequence[Option]) -> int:
+    def choose(self, subject: str, options: Sequence[Option]) -> int:
         """Return the index of one that the bound allows.
 
         The first must cost nothing. No choice is counted if there is only one.
@@ -64,19 +64,19 @@ class Choices:
             return allowed[0]
         position = len(self.taken)
         for index in allowed:
-            self._hash.update(f"{what}: {options[index].name};".encode())
+            self._hash.update(f"{subject}: {options[index].name};".encode())
         self.marks.append(self._hash.digest())
         if position == len(self._given) - 1 and self._mark not in {b"", self.marks[position]}:
             raise Diverged(
-                f"choice {position}, {what}, of {[options[index].name for index in allowed]}"
+                f"choice {position}, {subject}, of {[options[index].name for index in allowed]}"
             )
         number = self._given[position] if position < len(self._given) else 0
         if number >= len(allowed):
-            raise Diverged(f"choice {position}, {what}, has no option {number}")
+            raise Diverged(f"choice {position}, {subject}, has no option {number}")
         option = options[allowed[number]]
         self.taken.append(number)
         self.counts.append(len(allowed))
-        self.names.append(f"{what}: {option.name}")
+        self.names.append(f"{subject}: {option.name}")
         self._hash.update(f"{option.name}.".encode())
         self.left = self.left.without(option)
         return allowed[number]

@@ -65,11 +65,11 @@ def seek(sought: Sought) -> Found:
 
 def main(jobs: int, at_most: int) -> int:
     """Seek all that a search finds within so many schedules; return 1 if one is missed."""
-    wanted = [sought for sought in SOUGHT if sought.schedules_max <= at_most]
+    mutations = [sought for sought in SOUGHT if sought.schedules_max <= at_most]
     print(f"{'mutation':<56} {'world':<6} {'bound':<5} {'schedules':>9}  what was seen", flush=True)
     missed = 0
     with get_context("spawn").Pool(min(jobs, os.cpu_count() or 1)) as pool:
-        for sought, result in zip(wanted, pool.imap(seek, wanted), strict=True):
+        for sought, result in zip(mutations, pool.imap(seek, mutations), strict=True):
             missed += result.failure is None
             bound = str(sought.bound.both)
             number = "MISSED" if result.failure is None else str(result.schedules)
@@ -80,5 +80,5 @@ def main(jobs: int, at_most: int) -> int:
                 f"{sought.name:<56} {sought.world:<6} {bound:<5} {number:>9}  {', '.join(kinds)}",
                 flush=True,
             )
-    print(f"{len(wanted)} mutations, {missed} missed", flush=True)
+    print(f"{len(mutations)} mutations, {missed} missed", flush=True)
     return 1 if missed else 0

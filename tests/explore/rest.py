@@ -101,7 +101,7 @@ def _state(names: _Names, encoded: bytes) -> object:
     state = msgspec.msgpack.decode(encoded)
     state += [None] * (17 - len(state))
     # The times in idempotency keys, in marks of drafts, and elapsed time.
-    state[7] = [[key, *rest[1:]] for key, *rest in state[7]]
+    state[7] = [[key, *fields[1:]] for key, *fields in state[7]]
     state[12] = [mark[:2] for mark in state[12] or []]
     state[14] = None
     state[15] = None

@@ -51,7 +51,7 @@ def play(
     world.lines = lines
     cast = Cast(world, script.brokers, script.partitions)
     violations: list[Violation] = []
-    rest = [b""]
+    rest_digests = [b""]
 
     async def main() -> None:
         await cast.found()
@@ -70,7 +70,7 @@ def play(
             await stage.play(cast.is_over)
             world.check_states()
             await cast.rest()
-        rest[0] = digest(cast)
+        rest_digests[0] = digest(cast)
         if recovers:
             await cast.recover()
 
@@ -90,7 +90,7 @@ def play(
         tuple(choices.marks),
         tuple(choices.names),
         choices.left,
-        b"" if recovers else rest[0],
+        b"" if recovers else rest_digests[0],
         tuple(violations),
         world.trace.hexdigest(),
         process_time() - begun_s,

@@ -50,8 +50,8 @@ class Cast:
 
     def is_over(self) -> bool:
         return all(
-            done or process.is_dead or process.is_stopped or self._is_suspended(slot)
-            for process, done, slot in self._playing
+            ends or process.is_dead or process.is_stopped or self._is_suspended(slot)
+            for process, ends, slot in self._playing
         )
 
     def _is_suspended(self, slot: int) -> bool:
@@ -59,13 +59,13 @@ class Cast:
 
     def begin(self, name: str, work: Coroutine[object, object, None], slot: int = -1) -> None:
         """`slot` is of the broker for whose answer it waits, however long that is suspended."""
-        done: list[bool] = []
+        ends: list[bool] = []
 
         async def whole() -> None:
             await work
-            done.append(True)
+            ends.append(True)
 
-        self._playing.append((self.world.spawn(name, whole()), done, slot))
+        self._playing.append((self.world.spawn(name, whole()), ends, slot))
 
     async def found(self) -> None:
         """The brokers and the topic."""
@@ -234,12 +234,12 @@ class Cast:
 
     async def _seal_at_last(self, broker: Broker) -> None:
         """A conflict with another sealer, or files that it replaces, may take one more."""
-        for left in (2, 1, 0):
+        for remaining_tries in (2, 1, 0):
             try:
                 await self.world.ask(broker.address, lambda broker: broker.log.records.seal(TOPIC))
                 break
             except Unavailable as error:
-                if not left:
+                if not remaining_tries:
                     self.world.bug(f"{broker.name} seals no more: {error}")
 
 

@@ -142,8 +142,8 @@ def _keep(by_bound: dict[Bound, tuple[int, ...]], run: Run) -> None:
 
 
 def _maximal(by_bound: dict[Bound, tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
-    for left, choices in by_bound.items():
-        if not any(other != left and other.covers(left) for other in by_bound):
+    for bound, choices in by_bound.items():
+        if not any(other != bound and other.covers(bound) for other in by_bound):
             yield choices
 
 

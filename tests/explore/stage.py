@@ -149,7 +149,7 @@ class Stage:
         if not lanes and (not self.late or not is_over):
             options.append(Option("time"))
         late = len(options)
-        options += [Option(f"late {what}", preemptions=bool(options)) for what, _ in self.late]
+        options += [Option(f"late {name}", preemptions=bool(options)) for name, _ in self.late]
         if lanes and any(not (process.is_dead or process.is_stopped) for process in self.patient):
             options.append(Option("time", preemptions=1))
         index = self.choices.choose("next", options)
@@ -158,8 +158,8 @@ class Stage:
             self.note("time passes")
             await asyncio.sleep(pause_s)
         elif late <= index < late + len(self.late):
-            what, arrive = self.late.pop(index - late)
-            self.note(f"late {what} arrives")
+            name, arrive = self.late.pop(index - late)
+            self.note(f"late {name} arrives")
             arrive()
         else:
             self._last = lanes[index]

@@ -73,21 +73,21 @@ def test_every_sequence_of_choices_is_played_once() -> None:
 @pytest.mark.timeout(1800)  # of a busy machine: half a minute on an idle one
 def test_i1_to_i7_hold_in_every_run_of_a_small_world() -> None:
     """Also I9. To the end: a bound of counts, none of time."""
-    said = ended(
+    output = ended(
         started("-m", "tests.explore", "--world", "small", "--both", "1", "--jobs", "1"), 1700
     )
-    assert " 0 violations" in said
-    assert "after: " in said, "the last act was searched"
+    assert " 0 violations" in output
+    assert "after: " in output, "the last act was searched"
 
 
 @pytest.mark.timeout(1800)
 def test_guards_that_are_taken_out_are_missed_soon() -> None:
     """Those that some schedules tell; `make explore ARGS=--mutations` has all of them."""
-    said = ended(
+    output = ended(
         started("-m", "tests.explore", "--mutations", "--at-most", "60", "--jobs", "1"), 1700
     )
-    assert " 0 missed" in said
-    assert int(said.splitlines()[-1].split()[0]) > 6
+    assert " 0 missed" in output
+    assert int(output.splitlines()[-1].split()[0]) > 6
 
 
 def test_a_violation_is_printed_with_choices_that_lead_to_it() -> None:
@@ -98,8 +98,8 @@ def test_a_violation_is_printed_with_choices_that_lead_to_it() -> None:
     script, bound = SCRIPTS["commit"], Bound(1, 1, 1)
     with mutation.applied():
         (failure,) = search(script, bound, schedules_max=200).failures
-        said = report(script, bound, failure)
-        choices = [int(number) for number in said.split("--replay ")[1].split('"')[0].split(",")]
+        output = report(script, bound, failure)
+        choices = [int(number) for number in output.split("--replay ")[1].split('"')[0].split(",")]
         assert choices[-1]
         with machine.quietly():
             run = play(script, choices, failure.acts, bound, recovers=True)

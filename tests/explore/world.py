@@ -185,10 +185,10 @@ class _ExploredWay(Way):
                 self.stage.late.append((f"create {key}", lambda: self.bucket.make(key, body)))
             if fate in {LATE, NOT_DONE}:
                 return Created.UNKNOWN
-            made = self.bucket.make(key, body)
+            outcome = self.bucket.make(key, body)
             if fate == CALLED_412:
                 return Created.EXISTS
-            return Created.UNKNOWN if fate == ANSWER_LOST else made
+            return Created.UNKNOWN if fate == ANSWER_LOST else outcome
 
         return await self._request("create", key, perform, lambda: self._fates(key), body)
 

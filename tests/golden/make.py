@@ -324,9 +324,9 @@ class Making:
         """An entry. `principal` is that of the first commit; level 1 does not store it."""
         self.clock.advance(1.5)
         draft = ClosedSegment(requests, self.clock.new_id).encode(codec).draft
-        first, *others = draft.commits
+        first, *other_commits = draft.commits
         first = msgspec.structs.replace(first, principal=principal)
-        await self.wal.commit(draft._replace(commits=[first, *others]))
+        await self.wal.commit(draft._replace(commits=[first, *other_commits]))
 
     async def commit_with_store_time(self) -> None:
         """An entry of a writer that knows the time of the store's clock."""

@@ -102,21 +102,21 @@ def test_an_entry_is_what_format_md_says() -> None:
     for seq, name in enumerate(ENTRIES, 1):
         body = golden(name)
         magic, length, crc = struct.unpack_from("<8sII", body)
-        header, rest = body[16 : 16 + length], body[16 + length :]
+        header, entry_body = body[16 : 16 + length], body[16 + length :]
         assert magic == b"TIDEWAL1"
         assert google_crc32c.value(header) == crc
-        format_, said, named, entry_id, writer, at_ms, carried, commits = msgspec.msgpack.decode(
-            header
+        format_, entry_seq, named, entry_id, writer, at_ms, carried, commits = (
+            msgspec.msgpack.decode(header)
         )
-        assert (format_, said, named, writer) == (1, seq, previous, "golden-broker")
+        assert (format_, entry_seq, named, writer) == (1, seq, previous, "golden-broker")
         assert at_ms == 1_700_000_000_000 + seq * 1500
         assert len(entry_id) == 16
         assert commits
         previous = hashlib.blake2b(header, digest_size=32).digest()
         for _, _, position, size, crc, *_, data in carried:
-            source = golden(data) if data else rest
+            source = golden(data) if data else entry_body
             assert google_crc32c.value(source[position : position + size]) == crc
-        assert sum(size for _, _, _, size, *_, data in carried if not data) == len(rest)
+        assert sum(size for _, _, _, size, *_, data in carried if not data) == len(entry_body)
 
 
 def test_the_commits_of_an_entry() -> None:
@@ -277,8 +277,8 @@ def test_level_2_adds_elements_at_the_ends() -> None:
         old, new = header_of(name, first), header_of(name, second)
         assert (new[0], len(new), new[8:]) == (2, 10, [[], 1_700_000_000_077])
         principals = [commit.pop() for commit in new[7]]
-        wanted = ["User:alice"] if name == ENTRIES[1] else [""]
-        assert principals == [*wanted, *[""] * (len(principals) - 1)]
+        first_principals = ["User:alice"] if name == ENTRIES[1] else [""]
+        assert principals == [*first_principals, *[""] * (len(principals) - 1)]
         old[0], old[2], new[0], new[2] = 0, b"", 0, b""  # the level, the hash of the one before
         assert new[:8] == old
     assert golden(DATA, second) == golden(DATA, first)
@@ -311,8 +311,8 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     assert (first[0], len(first), [len(commit) for commit in first[7]]) == (1, 8, [4, 4])
     assert (raising[0], raising[4], raising[6:9]) == (2, "golden-broker", [[], [], []])
     assert (second[0], len(second), [commit[4] for commit in second[7]]) == (2, 10, ["User:alice"])
-    before, after = (state_in(f"checkpoints/{seq:020}", folder) for seq in (1, 3))
-    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 17)
+    old_state, new_state = (state_in(f"checkpoints/{seq:020}", folder) for seq in (1, 3))
+    assert (old_state[0], len(old_state), new_state[0], len(new_state)) == (1, 9, 2, 17)
     assert [commit[1] for commit in header_of(ENTRIES[3], folder)[7]] == [
         [["lose-records", A, 0, 0, 1]],
         [["set-bounds", None, 5_000_000, 172_800_000]],
@@ -486,7 +486,9 @@ def test_level_3_adds_what_belongs_to_principals(tmp_path: Path) -> None:
     topics, groups, keys, producers = state[-1]
     assert topics == {mine: [[alice, 1], [bob, 2]], B: [["", 1], [bob, 1]]}
     assert groups == {"group": alice}
-    assert {who: [record[0][0] for record in records] for who, records in keys.items()} == {
+    assert {
+        principal: [record[0][0] for record in records] for principal, records in keys.items()
+    } == {
         alice: ["order-20"],
         bob: ["order-20"],
     }

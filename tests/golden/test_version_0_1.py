@@ -143,10 +143,10 @@ class OldBroker:
             text=True,
         )
 
-    def _call(self, *said: object) -> Any:
+    def _call(self, *request: object) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(said) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, self.log.read_text()
@@ -155,9 +155,9 @@ class OldBroker:
             raise Refused(*answer["error"])
         return answer["result"]
 
-    async def call(self, *said: object) -> Any:
+    async def call(self, *request: object) -> Any:
         """Do this there. Raises Refused."""
-        return await asyncio.to_thread(self._call, *said)
+        return await asyncio.to_thread(self._call, *request)
 
     def end(self) -> None:
         assert self._process.stdin is not None
@@ -317,9 +317,9 @@ async def test_0_1_stops_at_entry_of_raise(folder: Path, start: Callable[[], Old
         raised = new.state.seq
         await append(new, "b")
         kinds = []
-        for said in (["refresh"], ["append", "lost"], ["refresh"]):
+        for request in (["refresh"], ["append", "lost"], ["refresh"]):
             with pytest.raises(Refused) as caught:
-                await old.call(*said)
+                await old.call(*request)
             kinds.append(caught.value.args[0])
             assert line_about(raised) in caught.value.args[1]
         assert kinds == ["Corrupt", "CommitUnknown", "Corrupt"]

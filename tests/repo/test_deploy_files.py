@@ -41,9 +41,9 @@ NGINX_IDLE_S = "60"
 def ran(*command: object, **options: Any) -> str:
     """Run a command and assert that it succeeds; return its output."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def relative(path: Path) -> str:
@@ -73,12 +73,12 @@ def test_the_image_is_built_as_one_should() -> None:
 
 def composed(profile: str) -> dict[str, Any]:
     """The file as compose itself reads it."""
-    said = ran(
+    output = ran(
         BIN / "docker-compose",
         *("-f", COMPOSE, "--profile", profile, "config", "--format", "json"),
         env={"COMPOSE_PROFILES": "", "PATH": "/usr/bin:/bin"},
     )
-    services: dict[str, Any] = json.loads(said)["services"]
+    services: dict[str, Any] = json.loads(output)["services"]
     return services
 
 
@@ -201,14 +201,14 @@ def test_systemd_starts_no_broker_again_whose_setting_is_wrong() -> None:
     unit_directives = directives(DEPLOY / "systemd" / "tidelog-broker.service")
     assert unit_directives["RestartPreventExitStatus"] == str(EXIT_USAGE)
     assert unit_directives["Restart"] == "always"
-    done = subprocess.run(
+    process = subprocess.run(
         [BIN / "tidelog", "serve", "s3:///no-bucket"],
         capture_output=True,
         text=True,
         check=False,
         timeout=240,
     )
-    assert done.returncode == EXIT_USAGE, done.stderr
+    assert process.returncode == EXIT_USAGE, process.stderr
 
 
 def test_the_folder_of_the_lines_of_cron_is_made() -> None:
@@ -231,10 +231,10 @@ def variables() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def test_settings_are_settings() -> None:
-    seen = 0
+    setting_count = 0
     for source, values in variables():
         ours = {key: value for key, value in values.items() if key.startswith(PREFIX)}
         load({}, ours)  # raises where one is unknown or out of bounds
-        seen += len(ours)
+        setting_count += len(ours)
         assert source
-    assert seen > 25
+    assert setting_count > 25

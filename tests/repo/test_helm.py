@@ -96,7 +96,7 @@ def test_selectors_find_the_brokers(example: tuple[str, list[Manifest]]) -> None
     (deployment,) = of_kind(manifests, "Deployment").values()
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     ports = deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
-    seen = set()
+    kinds = set()
     for manifest in manifests:
         spec = manifest.get("spec", {})
         match manifest["kind"]:
@@ -113,8 +113,8 @@ def test_selectors_find_the_brokers(example: tuple[str, list[Manifest]]) -> None
                 assert service in of_kind(manifests, "Service")
             case _:
                 continue
-        seen.add(manifest["kind"])
-    assert seen >= {"Service", "PodDisruptionBudget", "Deployment"}
+        kinds.add(manifest["kind"])
+    assert kinds >= {"Service", "PodDisruptionBudget", "Deployment"}
     jobs = [pod["metadata"]["labels"] for pod in pods(manifests)][1:]
     assert jobs
     for job in jobs:
@@ -204,8 +204,8 @@ def test_the_grace_period_is_longer_than_a_shutdown(example: tuple[str, list[Man
     (deployment,) = of_kind(manifests, "Deployment").values()
     pod = deployment["spec"]["template"]["spec"]
     drain_s = load({}, {}).drain_ms / 1000
-    before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod["terminationGracePeriodSeconds"] - before > drain_s + STOP_S_MAX + MARGIN_S
+    sleep_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] - sleep_s > drain_s + STOP_S_MAX + MARGIN_S
 
 
 def test_rules_and_monitor_fit_the_alerts() -> None:

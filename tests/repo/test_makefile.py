@@ -65,13 +65,13 @@ def test_an_install_that_failed_runs_again(tree: Path) -> None:
     program = tree / ".venv" / "bin" / "python"
     works = program.read_text()
     program.write_text("#!/bin/sh\nexit 1\n")
-    done = subprocess.run(["make", "has-all"], cwd=tree, capture_output=True, check=False)
-    assert done.returncode != 0
+    process = subprocess.run(["make", "has-all"], cwd=tree, capture_output=True, check=False)
+    assert process.returncode != 0
     program.write_text(works)
     assert made(tree, "has-all") == [".[demo,dev,server,spark]"]
 
 
 def test_make_alone_says_how_large_the_first_setup_is(tree: Path) -> None:
-    done = subprocess.run(["make"], cwd=tree, check=True, capture_output=True, text=True)
-    assert "make dev " in done.stdout
-    assert done.stdout.count(" GB (") == 3
+    process = subprocess.run(["make"], cwd=tree, check=True, capture_output=True, text=True)
+    assert "make dev " in process.stdout
+    assert process.stdout.count(" GB (") == 3

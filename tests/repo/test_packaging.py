@@ -95,11 +95,11 @@ print([find_spec(name) for name in ("service", "storage", "compaction")])
 def folder_of(package: str) -> Path:
     """The folder of a listed package, by setuptools' rule: the nearest parent that is mapped."""
     mapped: dict[str, str] = SETUPTOOLS["package-dir"]
-    name, rest = package, ""
+    name, subfolder = package, ""
     while name not in mapped:
         name, _, last = name.rpartition(".")
-        rest = f"{last}/{rest}" if rest else last
-    return Path(mapped[name], rest) if rest else Path(mapped[name])
+        subfolder = f"{last}/{subfolder}" if subfolder else last
+    return Path(mapped[name], subfolder) if subfolder else Path(mapped[name])
 
 
 def test_the_list_of_packages_is_the_folders() -> None:
@@ -130,15 +130,15 @@ def test_the_base_is_small() -> None:
 def closure(requirements: list[str]) -> set[str]:
     """The distributions that these need in this environment, without extras."""
     names: set[str] = set()
-    left = [Requirement(text) for text in requirements]
-    while left:
-        requirement = left.pop()
+    waiting = [Requirement(text) for text in requirements]
+    while waiting:
+        requirement = waiting.pop()
         if (
             requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
         ) or requirement.name in names:
             continue
         names.add(requirement.name)
-        left += [Requirement(text) for text in metadata.requires(requirement.name) or []]
+        waiting += [Requirement(text) for text in metadata.requires(requirement.name) or []]
     return names
 
 
@@ -159,8 +159,8 @@ def built(folder: Path, **environment: str) -> Path:
     An isolated build would need the package index.
     """
     source = folder / "source"
-    others = ("pyproject.toml", "README.md", "LICENSE", NATIVE)
-    for path in [*MODULES, *PACKED, *map(Path, others)]:
+    other_paths = ("pyproject.toml", "README.md", "LICENSE", NATIVE)
+    for path in [*MODULES, *PACKED, *map(Path, other_paths)]:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -225,8 +225,8 @@ def test_client_commands_need_the_base_alone(wheel: Path, tmp_path: Path) -> Non
     run(python, "-c", "import hide; import tidelog.client", cwd=tmp_path, env=path)
     server = f"http://127.0.0.1:{free_port()}"
     commands = [[*command.split(), "--server", server] for command in CLIENT_COMMANDS]
-    said = run(python, "-c", EACH_COMMAND, *map(json.dumps, commands), cwd=tmp_path, env=path)
-    assert [json.loads(line) for line in said.splitlines()] == [
+    output = run(python, "-c", EACH_COMMAND, *map(json.dumps, commands), cwd=tmp_path, env=path)
+    assert [json.loads(line) for line in output.splitlines()] == [
         [command, 3, [f"tidelog: cannot reach {server}: {REFUSED}"]] for command in commands
     ]
 
@@ -286,8 +286,8 @@ def run(program: Path, *arguments: str, cwd: Path, env: dict[str, str] | None = 
     if env is None:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [program, *arguments]
-    done = subprocess.run(
+    process = subprocess.run(
         words, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout

@@ -70,19 +70,19 @@ def script_of(blocks: Sequence[Block], folder: Path, port: int) -> str:
     return "\n".join(lines)
 
 
-def is_like(wanted: Any, answer: Any) -> bool:
+def is_like(pattern: Any, answer: Any) -> bool:
     """Whether an answer is what the page shows: objects may have more, `...` is anything."""
-    if wanted == ANYTHING:
+    if pattern == ANYTHING:
         return True
-    if isinstance(wanted, dict) and isinstance(answer, dict):
-        members = {key: value for key, value in wanted.items() if key != ANYTHING}
+    if isinstance(pattern, dict) and isinstance(answer, dict):
+        members = {key: value for key, value in pattern.items() if key != ANYTHING}
         return all(key in answer and is_like(it, answer[key]) for key, it in members.items())
-    if isinstance(wanted, list) and isinstance(answer, list) and len(wanted) == len(answer):
+    if isinstance(pattern, list) and isinstance(answer, list) and len(pattern) == len(answer):
         return all(
             is_like(wanted_item, answer_item)
-            for wanted_item, answer_item in zip(wanted, answer, strict=True)
+            for wanted_item, answer_item in zip(pattern, answer, strict=True)
         )
-    return bool(wanted == answer)
+    return bool(pattern == answer)
 
 
 def last_of(text: str) -> Any:
@@ -118,7 +118,7 @@ def test_every_block_does_what_the_page_says(page: str, tmp_path: Path) -> None:
     assert len(blocks) > 2
     with Broker(tmp_path, (tmp_path / "tidelog-data").as_uri()) as broker:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-c", script_of(blocks, tmp_path, broker.port)],
             cwd=tmp_path,
             env=environment(
@@ -134,7 +134,7 @@ def test_every_block_does_what_the_page_says(page: str, tmp_path: Path) -> None:
         )
     ran = sorted(int(path.stem) for path in tmp_path.glob("*.out"))
     last = (tmp_path / f"{ran[-1]}.out").read_text()
-    assert done.returncode == 0, f"{page}\n{blocks[ran[-1]].text}{last}{done.stderr}"
+    assert process.returncode == 0, f"{page}\n{blocks[ran[-1]].text}{last}{process.stderr}"
     assert ran == list(range(len(blocks)))
     for number, block in enumerate(blocks):
         if block.answer:
@@ -172,7 +172,7 @@ def run_serving(block: Block, folder: Path, checks: str) -> str:
     text = text.replace(ADDRESS, f"127.0.0.1:{ports[0]}")
     names = f"export TIDELOG_URL={first} FIRST={first} LAST={last}\n"
     head = 'set -eu\numask 022\ncurl() { command curl --fail-with-body -sS "$@"; }\n'
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", head + READY + names + text + checks],
         cwd=folder,
         env=environment(PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"),
@@ -181,8 +181,8 @@ def run_serving(block: Block, folder: Path, checks: str) -> str:
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, text + done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, text + process.stdout + process.stderr
+    return process.stdout
 
 
 def block_of_guide(words: str) -> Block:
@@ -202,8 +202,8 @@ def test_the_block_of_keys_does_what_the_page_says(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     ignored = ["git", "check-ignore", "admin.key", "shop.key", "tidelog-data/"]
     if shutil.which("git") and (ROOT / ".git").exists():
-        done = subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.stdout.split() == ignored[2:]
+        process = subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert process.stdout.split() == ignored[2:]
 
 
 def test_the_block_of_several_brokers_does_what_the_page_says(tmp_path: Path) -> None:

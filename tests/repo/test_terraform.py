@@ -163,8 +163,8 @@ def test_aws_takes_the_policies_as_they_are() -> None:
             for name in ("iam", "s3")
         )
         for role in ("broker", "maintain", "reader"):
-            made = iam.create_policy(PolicyName=role, PolicyDocument=hcl.template(role, **words))
-            assert made["Policy"]["Arn"].endswith(f"/{role}")
+            answer = iam.create_policy(PolicyName=role, PolicyDocument=hcl.template(role, **words))
+            assert answer["Policy"]["Arn"].endswith(f"/{role}")
         broken = hcl.template("reader", **words).replace('"Allow"', '"Perhaps"')
         with pytest.raises(ClientError, match="MalformedPolicyDocument"):
             iam.create_policy(PolicyName="broken", PolicyDocument=broken)

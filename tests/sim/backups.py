@@ -116,7 +116,7 @@ class Copies:
         world, new = self._world, self.bucket()
         way = self.way(new, Weather(median_s=0.001))
         try:
-            made = await restore(
+            result = await restore(
                 self.way(place, Weather(median_s=0.001)), way, world.clock(), at_ms=at_ms
             )
         except InvalidRequest as error:
@@ -136,7 +136,7 @@ class Copies:
         except LogError as error:
             world.bug(f"a restored cluster cannot be read: {error!r}")
             return "failed"
-        before_s = begun[made.seq] if at_ms is None else -1.0
+        before_s = begun[result.seq] if at_ms is None else -1.0
         self._compare(value_by_place, before_s)
         if self.producers and any(place.topic == TOPIC for place in value_by_place):
             await self._continue(new)
@@ -245,7 +245,7 @@ class BackupRun(Run):
         world, draws = self.world, self.draws
         for _ in range(BACKUPS_MAX):
             await asyncio.sleep(draws.expovariate(1 / 2.0))
-            before = await self._names()
+            old_names = await self._names()
             slow = Weather(median_s=draws.choice([0.01, 0.05, 0.8]), lost=draws.choice([0.0, 0.2]))
             process = world.process("backup")
             working = process.spawn(self._one(slow))
@@ -253,15 +253,17 @@ class BackupRun(Run):
                 _ = world.later(draws.expovariate(1.0), process.kill)
             while not working.done() and not process.is_dead:  # noqa: ASYNC110 - polling is free
                 await asyncio.sleep(0.1)
-            made = self.begun.keys() - before
+            begun_seqs = self.begun.keys() - old_names
             names = await self._names()
-            if working.done() and not process.is_dead and names - before != made:
-                world.bug(f"the backups {names - before} are in the place, {made} were made")
-            if names - before:
+            if working.done() and not process.is_dead and names - old_names != begun_seqs:
+                world.bug(
+                    f"the backups {names - old_names} are in the place, {begun_seqs} were made"
+                )
+            if names - old_names:
                 world.count("kept")
-                self.begun |= dict.fromkeys(names - before - self.begun.keys(), 0.0)
-                what = await self.copies.judge(self.place, self.begun, None)
-                world.count(what)
+                self.begun |= dict.fromkeys(names - old_names - self.begun.keys(), 0.0)
+                verdict = await self.copies.judge(self.place, self.begun, None)
+                world.count(verdict)
                 manifest = await self._manifest()
                 at_ms = draws.randint(manifest.from_ms, manifest.to_ms)
                 world.count(await self.copies.judge(self.place, self.begun, at_ms))
@@ -273,13 +275,13 @@ class BackupRun(Run):
             way = world.way_of()
             way.weather = lambda: world.weather._replace(failed=0.0, refused=0.0)
             cluster = await MaintenanceSession.open(way, world.clock())
-            done = await backup(cluster, self.copies.way(self.place, slow))
-            self.begun[done.manifest.seq] = begun_s
+            result = await backup(cluster, self.copies.way(self.place, slow))
+            self.begun[result.manifest.seq] = begun_s
             world.count("backups")
             if world.now_s - begun_s > 3 * GRACE.table_ms / 1000:
                 world.count("slow backups")
-            if done.doubts:
-                world.bug(f"a backup doubts tables: {done.doubts}")
+            if result.doubts:
+                world.bug(f"a backup doubts tables: {result.doubts}")
             await cluster.close()
         except Corrupt as error:
             world.bug(f"a backup fails: {error!r}")
@@ -351,8 +353,8 @@ class CrashedBackup(CrashRun):
         begun_s = self.world.now_s
         cluster = await self.world.cluster()
         way = self.copies.way(self.place, Weather(median_s=0.01))
-        done = await backup(cluster, way)
-        self.begun[done.manifest.seq] = begun_s
+        result = await backup(cluster, way)
+        self.begun[result.manifest.seq] = begun_s
         await cluster.close()
 
     async def judged(self) -> int:
@@ -374,11 +376,11 @@ async def _crash(run: CrashRun) -> None:
         await run.do(broker, lambda broker: broker.log.records.seal(TOPIC))
     await run.write(broker)
     process = world.process("backup")
-    done = run.condemn(process, process.kill)
+    release = run.condemn(process, process.kill)
     working = process.spawn(run.one())
     await asyncio.wait([working], timeout=20.0)
     assert working.done() or process.is_dead
-    done()
+    release()
     count = await run.judged()
     if not process.is_dead:
         working.result()

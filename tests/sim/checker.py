@@ -154,17 +154,17 @@ class Story:
     def seen(self) -> Iterator[tuple[Where, Read, int, str]]:
         """Every record that any reader saw: where, what, when, and how to name the sight."""
         for op, call in self.calls.items():
-            asked, answer, position = call.asked, call.answer, call.answered_at
-            if isinstance(asked, Fetch) and isinstance(answer, Fetched):
+            request, answer, position = call.asked, call.answer, call.answered_at
+            if isinstance(request, Fetch) and isinstance(answer, Fetched):
                 for read in answer.records:
-                    yield (asked.topic, asked.partition), read, position, f"fetch {op}"
+                    yield (request.topic, request.partition), read, position, f"fetch {op}"
             elif isinstance(answer, Polled):
                 for portion in answer.portions:
                     for read in portion.records:
                         yield (portion.topic, portion.partition), read, position, f"poll {op}"
-            elif isinstance(asked, Scan) and isinstance(answer, Scanned):
+            elif isinstance(request, Scan) and isinstance(answer, Scanned):
                 for read in answer.rows:
-                    yield (asked.topic, asked.partition), read, position, f"scan {op}"
+                    yield (request.topic, request.partition), read, position, f"scan {op}"
         for partition, final in self.finals.items():
             for read in final.records:
                 yield partition, read, self.finals_at[partition], "the log in the end"
@@ -256,11 +256,11 @@ class _Records:
             for record, place in zip(append.records, places, strict=False)
         ]
         for partition, read, how in [*told, *((w, r, how) for w, r, _, how in self.seen)]:
-            before = self.at[partition].setdefault(read.offset, read.value)
-            if before != read.value:
+            other_value = self.at[partition].setdefault(read.offset, read.value)
+            if other_value != read.value:
                 yield (
                     "two values",
-                    f"{partition} {read.offset}: {before!r}, and {read.value!r} ({how})",
+                    f"{partition} {read.offset}: {other_value!r}, and {read.value!r} ({how})",
                 )
             self.places[read.value].add(Place(*partition, read.offset))
         for value, places in self.places.items():
@@ -366,39 +366,39 @@ class _Records:
         for call in self.story.calls.values():
             if not isinstance(call.asked, Fetch):
                 continue
-            asked, answer = call.asked, call.answer
-            partition = (asked.topic, asked.partition)
+            request, answer = call.asked, call.answer
+            partition = (request.topic, request.partition)
             known_end = self.known.before(call.asked_at, partition)
             if isinstance(answer, OutOfRange):
-                if asked.offset >= answer.log_start_offset and asked.offset < known_end:
-                    yield "stale", f"fetch {asked.op} of {asked.offset} says {answer}"
+                if request.offset >= answer.log_start_offset and request.offset < known_end:
+                    yield "stale", f"fetch {request.op} of {request.offset} says {answer}"
                 continue
             if not isinstance(answer, Fetched):
                 continue
             if (
                 not answer.records
-                and asked.offset < known_end
-                and answer.next_offset <= asked.offset
+                and request.offset < known_end
+                and answer.next_offset <= request.offset
             ):
                 yield (
                     "stale",
-                    f"fetch {asked.op} at {asked.offset} of {partition} is empty: {known_end}",
+                    f"fetch {request.op} at {request.offset} of {partition} is empty: {known_end}",
                 )
             offsets = [read.offset for read in answer.records]
-            is_compacted = self.story.is_compacted(asked.topic)
+            is_compacted = self.story.is_compacted(request.topic)
             given_up = self.story.given_up[partition]
-            gap = _gap(offsets, asked.offset, given_up, is_compacted=is_compacted)
+            gap = _gap(offsets, request.offset, given_up, is_compacted=is_compacted)
             if gap:
-                kind = "backwards" if offsets and offsets[0] < asked.offset else "skipped"
-                yield kind, f"fetch {asked.op} of {partition} from {asked.offset}: {gap}"
-            last = offsets[-1] + 1 if offsets else asked.offset
+                kind = "backwards" if offsets and offsets[0] < request.offset else "skipped"
+                yield kind, f"fetch {request.op} of {partition} from {request.offset}: {gap}"
+            last = offsets[-1] + 1 if offsets else request.offset
             is_passed = given_up.issuperset(range(last, answer.next_offset))
             if answer.next_offset < last or not (is_passed or is_compacted):
-                yield "skipped", f"fetch {asked.op}: after {last - 1} comes {answer.next_offset}"
+                yield "skipped", f"fetch {request.op}: after {last - 1} comes {answer.next_offset}"
             if is_compacted and (
-                missed := self._missed(partition, asked.offset, answer.next_offset, set(offsets))
+                missed := self._missed(partition, request.offset, answer.next_offset, set(offsets))
             ):
-                yield "skipped", f"fetch {asked.op} of {partition} passes over {missed}"
+                yield "skipped", f"fetch {request.op} of {partition} passes over {missed}"
 
     def _lives(self) -> Iterator[tuple[str, str]]:
         """The ends of a partition that one process of a broker reports never go back."""
@@ -414,20 +414,21 @@ class _Records:
             and call.answer.broker_life
         ]
         starts = Known(
-            (c.answered_at, partition, said.log_start_offset) for c, said, partition in fetches
+            (c.answered_at, partition, fetched.log_start_offset)
+            for c, fetched, partition in fetches
         )
         ends = Known(
-            (c.answered_at, partition, said.high_watermark) for c, said, partition in fetches
+            (c.answered_at, partition, fetched.high_watermark) for c, fetched, partition in fetches
         )
-        for call, said, partition in fetches:
+        for call, fetched, partition in fetches:
             start, end = (
                 starts.before(call.asked_at, partition),
                 ends.before(call.asked_at, partition),
             )
-            if said.log_start_offset < start:
-                yield "log start", f"fetch {call.asked.op}: {said.log_start_offset}, was {start}"
-            if said.high_watermark < end:
-                yield "end", f"fetch {call.asked.op}: {said.high_watermark}, was {end}"
+            if fetched.log_start_offset < start:
+                yield "log start", f"fetch {call.asked.op}: {fetched.log_start_offset}, was {start}"
+            if fetched.high_watermark < end:
+                yield "end", f"fetch {call.asked.op}: {fetched.high_watermark}, was {end}"
 
     def _missed(self, partition: Where, first: int, end: int, got: set[int]) -> list[int]:
         """Offsets that are in the log to this day, and so were when they were passed over."""
@@ -441,15 +442,15 @@ class _Records:
             for call in self.story.calls.values()
             if isinstance(call.asked, Look) and isinstance(call.answer, Looked)
         ]
-        for _, position, asked, answer in looks:
-            starts.append((position, (asked.topic, asked.partition), answer.log_start_offset))
+        for _, position, request, answer in looks:
+            starts.append((position, (request.topic, request.partition), answer.log_start_offset))
         for call in self.story.calls.values():
             if isinstance(call.asked, Fetch) and isinstance(call.answer, OutOfRange):
                 partition = (call.asked.topic, call.asked.partition)
                 starts.append((call.answered_at, partition, call.answer.log_start_offset))
         known_starts = Known(starts)
-        for asked_at, _, asked, answer in looks:
-            partition = (asked.topic, asked.partition)
+        for asked_at, _, request, answer in looks:
+            partition = (request.topic, request.partition)
             end, start = (
                 self.known.before(asked_at, partition),
                 known_starts.before(asked_at, partition),
@@ -457,23 +458,28 @@ class _Records:
             if answer.high_watermark < end:
                 yield (
                     "stale",
-                    f"look {asked.op}: {partition} ends at {answer.high_watermark}, not {end}",
+                    f"look {request.op}: {partition} ends at {answer.high_watermark}, not {end}",
                 )
             if answer.log_start_offset < start:
-                yield "log start", f"look {asked.op}: {answer.log_start_offset}, was {start}"
+                yield "log start", f"look {request.op}: {answer.log_start_offset}, was {start}"
 
     def _streams(self) -> Iterator[tuple[str, str]]:
         """Readers continue at the offset of the last answer."""
         next_offsets: dict[tuple[str, Where], int] = {}
         for call in sorted(self.story.calls.values(), key=lambda call: call.asked_at):
-            asked = call.asked
-            if not (isinstance(asked, Fetch) and asked.stream and isinstance(call.answer, Fetched)):
+            request = call.asked
+            if not (
+                isinstance(request, Fetch) and request.stream and isinstance(call.answer, Fetched)
+            ):
                 continue
-            stream = (asked.stream, (asked.topic, asked.partition))
-            expected = next_offsets.get(stream, asked.offset)
-            if asked.offset != expected:
-                kind = "skipped" if asked.offset > expected else "backwards"
-                yield kind, f"{asked.stream} was sent to {expected}, continues at {asked.offset}"
+            stream = (request.stream, (request.topic, request.partition))
+            expected = next_offsets.get(stream, request.offset)
+            if request.offset != expected:
+                kind = "skipped" if request.offset > expected else "backwards"
+                yield (
+                    kind,
+                    f"{request.stream} was sent to {expected}, continues at {request.offset}",
+                )
             next_offsets[stream] = call.answer.next_offset
 
     def _producer_ids(self) -> Iterator[tuple[str, str]]:
@@ -486,20 +492,20 @@ class _Records:
 
     def _tables(self) -> Iterator[tuple[str, str]]:
         for call in self.story.calls.values():
-            asked, answer = call.asked, call.answer
-            if not (isinstance(asked, Scan) and isinstance(answer, Scanned)):
+            request, answer = call.asked, call.answer
+            if not (isinstance(request, Scan) and isinstance(answer, Scanned)):
                 continue
-            partition, name = (asked.topic, asked.partition), f"scan {asked.op}"
+            partition, name = (request.topic, request.partition), f"scan {request.op}"
             start, end = answer.log_start_offset, answer.sealed_end
             offsets = sorted(read.offset for read in answer.rows if start <= read.offset < end)
-            twice = [
+            repeated_offsets = [
                 offset
                 for offset, next_offset in itertools.pairwise(offsets)
                 if offset == next_offset
             ]
-            if twice:
-                yield "table", f"{name}: rows {twice} of {partition} are there twice"
-            elif self.story.is_compacted(asked.topic):
+            if repeated_offsets:
+                yield "table", f"{name}: rows {repeated_offsets} of {partition} are there twice"
+            elif self.story.is_compacted(request.topic):
                 if missed := self._missed(partition, start, end, set(offsets)):
                     yield "table", f"{name} of {partition}: {missed} are in the log alone"
             elif _gap(

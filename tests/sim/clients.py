@@ -107,13 +107,13 @@ class Client:
             return answer
         return None
 
-    def begin(self, kind: Callable[..., history.Event], *said: object, **named: object) -> int:
+    def begin(self, kind: Callable[..., history.Event], *fields: object, **named: object) -> int:
         op = self.world.recorder.next_op()
-        self.world.record(kind(self.world.now_s, op, *said, **named))
+        self.world.record(kind(self.world.now_s, op, *fields, **named))
         return op
 
-    def end(self, kind: Callable[..., history.Event], op: int, *said: object) -> None:
-        self.world.record(kind(self.world.now_s, op, *said))
+    def end(self, kind: Callable[..., history.Event], op: int, *fields: object) -> None:
+        self.world.record(kind(self.world.now_s, op, *fields))
         self.world.count(kind.__name__.lower())
 
 
@@ -424,11 +424,11 @@ class Reader(Client):
             if draws.random() < 0.3:
                 await self._look(draws.randrange(self.load.partitions))
             try:
-                after = await self.fetch(number, offset, f"{self.name}.{life}")
+                next_offset = await self.fetch(number, offset, f"{self.name}.{life}")
             except OffsetOutOfRange as error:
                 life, offset = life + 1, max(error.log_start_offset, 0)
             else:
-                offset = offset if after is None else after
+                offset = offset if next_offset is None else next_offset
 
     async def fetch(self, number: int, offset: int, stream: str, topic: str = TOPIC) -> int | None:
         """Where to go on; None when there was no answer."""
@@ -478,13 +478,13 @@ class Witness(Client):
     """Reads another's ack as soon as it is there, at another broker (I3)."""
 
     async def run(self) -> None:
-        seen = 0
+        event_count = 0
         reader = Reader(self.world, self.name, self.load)
         while not self.is_over:
             await asyncio.sleep(0.05)
             events = self.world.recorder.events
-            acked = [event for event in events[seen:] if isinstance(event, history.Acked)]
-            seen = len(events)
+            acked = [event for event in events[event_count:] if isinstance(event, history.Acked)]
+            event_count = len(events)
             if acked and acked[-1].places:
                 place = acked[-1].places[-1]
                 with contextlib.suppress(OffsetOutOfRange):

@@ -237,7 +237,7 @@ class CloneRun(Run):
         wal.load = loaded  # type: ignore[method-assign]
         await log._start(None)
         for waiter in log._log.writer.recover(pending):
-            waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+            waiter.add_done_callback(lambda future: future.cancelled() or future.exception())
         return log
 
     # -- the end

@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
         return _one(options.world, options.seed)
     first, last = options.start, options.start + options.seeds
     jobs = [*_failed_before(), *(("brokers", seed) for seed in range(first, last))]
-    others = range(first // OTHERS_SHARE, -(-last // OTHERS_SHARE))
-    jobs += [(world, seed) for world in WORLDS if world != "brokers" for seed in others]
+    other_seeds = range(first // OTHERS_SHARE, -(-last // OTHERS_SHARE))
+    jobs += [(world, seed) for world in WORLDS if world != "brokers" for seed in other_seeds]
     return _many(jobs, options.jobs)
 
 
@@ -83,15 +83,15 @@ def _failed_before() -> list[Job]:
 def _many(seeds: Sequence[Job], jobs: int) -> int:
     failed: list[Job] = []
     counts: Counter[str] = Counter()
-    for done, (world, result) in enumerate(_results(seeds, jobs), 1):
+    for result_count, (world, result) in enumerate(_results(seeds, jobs), 1):
         counts.update(result.counts)
         counts["events"] += len(result.events)
         if result.violations:
             failed.append((world, result.seed))
             _tell(world, result)
-        if done % 100 == 0 or done == len(seeds):
-            _say(f"{done} of {len(seeds)} seeds, {len(failed)} failed")
-    _say(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
+        if result_count % 100 == 0 or result_count == len(seeds):
+            _say(f"{result_count} of {len(seeds)} seeds, {len(failed)} failed")
+    _say(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     return 1 if failed else 0
 
 
@@ -132,17 +132,17 @@ def _one(world: str, seed: int) -> int:
 
 
 def _mutations(jobs: int, at_most: int) -> int:
-    wanted = [number for number, mutation in enumerate(MUTATIONS) if mutation.seeds_max <= at_most]
+    numbers = [number for number, mutation in enumerate(MUTATIONS) if mutation.seeds_max <= at_most]
     _say(f"{'mutation':<60} {'seeds needed':>12}  what was seen")
     missed = 0
     with get_context("spawn").Pool(jobs) as pool:
-        for number, result in zip(wanted, pool.imap(_needed, wanted), strict=True):
+        for number, result in zip(numbers, pool.imap(_needed, numbers), strict=True):
             seeds, kinds = result
             is_late = seeds is None or seeds > MUTATIONS[number].seeds_max
             missed += is_late
-            said = "MISSED" if seeds is None else f"{seeds}{' LATE' if is_late else ''}"
-            _say(f"{MUTATIONS[number].name:<60} {said:>12}  {kinds}")
-    _say(f"{len(wanted)} mutations, {missed} missed")
+            verdict = "MISSED" if seeds is None else f"{seeds}{' LATE' if is_late else ''}"
+            _say(f"{MUTATIONS[number].name:<60} {verdict:>12}  {kinds}")
+    _say(f"{len(numbers)} mutations, {missed} missed")
     return 1 if missed else 0
 
 

@@ -145,30 +145,30 @@ async def _sequencer_of_others(run: CrashRun) -> None:
     brokers = run.world.ready()
     first = brokers[0].log._membership.ranking[0].id
     victim = next(broker for broker in brokers if broker.log._membership.me.id == first)
-    done = run.condemn_broker(victim)
-    others = [broker for broker in brokers if broker is not victim]
-    await asyncio.gather(run.write(*others), run.write(victim))
-    done()
+    release = run.condemn_broker(victim)
+    other_brokers = [broker for broker in brokers if broker is not victim]
+    await asyncio.gather(run.write(*other_brokers), run.write(victim))
+    release()
 
 
 async def _who_hands_over(run: CrashRun) -> None:
     brokers = run.world.ready()
     first = brokers[0].log._membership.ranking[0].id
     victim = next(broker for broker in brokers if broker.log._membership.me.id != first)
-    done = run.condemn_broker(victim)
+    release = run.condemn_broker(victim)
     await asyncio.gather(*(run.write(broker) for broker in brokers))
-    done()
+    release()
 
 
 async def _promises_on_a_disk(run: CrashRun) -> None:
     (victim,) = run.world.ready()
-    done = run.condemn_broker(victim)
+    release = run.condemn_broker(victim)
     producer = run.producer()
     for number in range(3):
         records = [Written(TOPIC, f"{producer.name}/{number}", 0)]
         await producer.once(records, is_local=True, broker=victim)
     await run.write(victim)
-    done()
+    release()
 
 
 async def _recovery_of_a_disk(run: CrashRun) -> None:
@@ -181,9 +181,9 @@ async def _recovery_of_a_disk(run: CrashRun) -> None:
     run.world.kill(broker)
     run.world.weather = run.plan.weather
     victim = run.world.start(0, run.plan.settings)
-    done = run.condemn_broker(victim)
+    release = run.condemn_broker(victim)
     await asyncio.sleep(1.0)
-    done()
+    release()
 
 
 async def _sealer(run: CrashRun) -> None:
@@ -191,7 +191,7 @@ async def _sealer(run: CrashRun) -> None:
     await run.write(victim)
     await run.do(victim, lambda broker: broker.log.records.seal(TOPIC))
     await run.write(other)
-    done = run.condemn_broker(victim)
+    release = run.condemn_broker(victim)
     reader = Reader(run.world, "r", _LOAD)
     await asyncio.gather(
         run.do(victim, lambda broker: broker.log.records.seal(TOPIC)),
@@ -199,7 +199,7 @@ async def _sealer(run: CrashRun) -> None:
         reader.fetch(0, 0, ""),
     )
     await reader.fetch(1, 0, "")
-    done()
+    release()
     await run.do(other, lambda broker: broker.log.records.seal(TOPIC))
 
 
@@ -213,11 +213,11 @@ async def _carer(run: CrashRun) -> None:
     await asyncio.sleep(_GRACE.wal_ms / 1000 + 1)
     await run.write(broker)
     process = run.world.process("carer")
-    done = run.condemn(process, process.kill)
+    release = run.condemn(process, process.kill)
     working = process.spawn(_care(run))
     await asyncio.wait([working], timeout=20.0)
     assert working.done() or process.is_dead
-    done()
+    release()
 
 
 async def _care(run: CrashRun) -> None:
@@ -235,13 +235,13 @@ async def _coordinator(run: CrashRun) -> None:
     await run.write(*brokers)
     member = Member(run.world, "m", _LOAD, "g")
     victim = brokers[0]
-    done = run.condemn_broker(victim)
+    release = run.condemn_broker(victim)
     run.clients.append(member)
     _ = run.world.spawn("m", member.live())
     await asyncio.sleep(1.0)
     await run.write(brokers[1])
     await asyncio.sleep(1.0)
-    done()
+    release()
 
 
 SCENARIOS = (

@@ -94,8 +94,8 @@ class Follower(Reader):
         with contextlib.suppress(LogError):  # out of range
             while not self.is_over and self.jump is None:
                 await self.pause()
-                after = await self.fetch(number, offset, stream)
-                offset = offset if after is None else after
+                next_offset = await self.fetch(number, offset, stream)
+                offset = offset if next_offset is None else next_offset
 
 
 class DamageRun(Run):
@@ -207,16 +207,16 @@ class DamageRun(Run):
 
     def _damage_one(self) -> None:
         """Damage an object in the first way of these of which there is one without damage."""
-        for what in self.draws.sample(tuple(DEEDS), len(DEEDS)):
-            if (damage := DEEDS[what](self.objects)) is not None:
-                self._damage(what, damage)
+        for deed in self.draws.sample(tuple(DEEDS), len(DEEDS)):
+            if (damage := DEEDS[deed](self.objects)) is not None:
+                self._damage(deed, damage)
                 return
 
-    def _damage(self, what: str, damage: Damaged) -> None:
+    def _damage(self, deed: str, damage: Damaged) -> None:
         self.damaged[damage.key] = self.ever[damage.key] = damage
-        self.world.count(f"damaged {what}")
-        self.world.note(f"damage {what} {damage.key} {damage.ranges}")
-        if what in OUTAGES:
+        self.world.count(f"damaged {deed}")
+        self.world.note(f"damage {deed} {damage.key} {damage.ranges}")
+        if deed in OUTAGES:
             delay_s = self.draws.expovariate(1 / OUTAGE_S)
             _ = self.world.later(delay_s, self._restore, damage)
 
@@ -292,16 +292,16 @@ class DamageRun(Run):
             (topic.name, number): partition.high_watermark
             for topic, number, partition in world.truth.partitions()
         }
-        left = self._unsealed(ends)
-        while left and world.now_s < until_s:
+        unsealed = self._unsealed(ends)
+        while unsealed and world.now_s < until_s:
             await asyncio.sleep(0.5)
-            for name in {name for name, _ in left}:
+            for name in {name for name, _ in unsealed}:
                 if world.ready():
                     with contextlib.suppress(LogError, Silence, Refusal):
                         await world.ask(world.ready()[0].address, partial(_seal, name))
-            left = self._unsealed(ends)
-        if left:
-            world.bug(f"{left} are not sealed beside damage")
+            unsealed = self._unsealed(ends)
+        if unsealed:
+            world.bug(f"{unsealed} are not sealed beside damage")
 
     def _unsealed(self, ends: dict[tuple[str, int], int]) -> list[tuple[str, int]]:
         partitions = []
@@ -461,9 +461,11 @@ class DamageRun(Run):
         await delete_strays(cluster, await strays(cluster))
         await cluster.close()
         world.counts["given up"] = world.counts.get("given up", 0) + len(given_up)
-        left = [damage for damage in self.damaged.values() if damage.what == "far stray"]
-        if left:
-            world.bug(f"{left} are strays, and stay")
+        remaining_strays = [
+            damage for damage in self.damaged.values() if damage.what == "far stray"
+        ]
+        if remaining_strays:
+            world.bug(f"{remaining_strays} are strays, and stay")
         for damage in list(self.damaged.values()):  # in entries whose other chunks are whole
             self._restore(damage)
 

@@ -52,28 +52,28 @@ class Objects:
         ]
 
     def any_of(self, keys: list[str]) -> str | None:
-        left = [key for key in keys if key not in self.ever]
-        return self.world.draws.choice(left) if left else None
+        undamaged = [key for key in keys if key not in self.ever]
+        return self.world.draws.choice(undamaged) if undamaged else None
 
-    def changed(self, what: str, key: str, after: bytes) -> Damaged:
+    def changed(self, deed: str, key: str, new_body: bytes) -> Damaged:
         """The object with other bytes: what it costs are the chunks of tails that changed."""
         bucket = self.world.bucket
-        before = bucket.read(key)
-        bucket._objects[key] = (after, bucket._objects[key][1])  # damage has no time of its own
+        old_body = bucket.read(key)
+        bucket._objects[key] = (new_body, bucket._objects[key][1])  # damage has no time of its own
         ranges = tuple(
             Range(topic.name, number, run.base_offset, run.end_offset)
             for topic, number, partition in self.world.truth.partitions()
             for run in partition.tail
             if run.object_key == key
             and not run.is_lost
-            and _part(before, run.position, run.size) != _part(after, run.position, run.size)
+            and _part(old_body, run.position, run.size) != _part(new_body, run.position, run.size)
         )
-        return Damaged(what, key, before, ranges)
+        return Damaged(deed, key, old_body, ranges)
 
-    def flipped(self, what: str, key: str, start: int, end: int) -> Damaged:
+    def flipped(self, deed: str, key: str, start: int, end: int) -> Damaged:
         body = bytearray(self.world.bucket.read(key))
         body[self.world.draws.randrange(start, end)] ^= 1 << self.world.draws.randrange(8)
-        return self.changed(what, key, bytes(body))
+        return self.changed(deed, key, bytes(body))
 
     def kinds(self) -> set[str]:
         """The kinds of damage that there are now."""
@@ -107,7 +107,7 @@ def _copy(of: Objects) -> Damaged | None:
     return of.flipped("copy", key, len(body) - 12 - entries.header_length(body, key), len(body))
 
 
-def _chunk_in(of: Objects, what: str, prefix: str) -> Damaged | None:
+def _chunk_in(of: Objects, deed: str, prefix: str) -> Damaged | None:
     runs = {
         run.object_key: run
         for topic, _, partition in of.world.truth.partitions()
@@ -118,7 +118,7 @@ def _chunk_in(of: Objects, what: str, prefix: str) -> Damaged | None:
     key = of.any_of(list(runs))
     if key is None:
         return None
-    return of.flipped(what, key, runs[key].position, runs[key].position + runs[key].size)
+    return of.flipped(deed, key, runs[key].position, runs[key].position + runs[key].size)
 
 
 def _cut(of: Objects) -> Damaged | None:
@@ -194,14 +194,14 @@ def _commit(of: Objects) -> Damaged | None:
     return of.changed("commit", key, bucket.read(key)[:-40])
 
 
-def _stray(of: Objects, what: str, beyond: int) -> Damaged | None:
+def _stray(of: Objects, deed: str, beyond: int) -> Damaged | None:
     key, bucket = object_keys.wal(of.world.truth.seq + beyond), of.world.bucket
     if key in bucket._objects:
         return None
     keys = of.entries()
     texts = [b"", b"not an entry", bucket.read(keys[-1]) if keys else b""]
     bucket.write(key, of.world.draws.choice(texts))
-    return Damaged(what, key, None)
+    return Damaged(deed, key, None)
 
 
 DEEDS: dict[str, Callable[[Objects], Damaged | None]] = {

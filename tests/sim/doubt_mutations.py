@@ -28,12 +28,12 @@ def doubt_is_collected() -> list[tuple[Any, str, Any]]:
     search = tidelog.compaction.collect._GarbageSearch
     real = search._table
 
-    async def of_table(self: Any, *more: Any) -> None:
+    async def of_table(self: Any, *arguments: Any) -> None:
         blind = MaintenanceSession(self._cluster.wal, is_shared=True)
         blind.checked_table = blind.table  # type: ignore[method-assign]
         seeing, self._cluster = self._cluster, blind
         try:
-            await real(self, *more)
+            await real(self, *arguments)
         finally:
             self._cluster = seeing
 

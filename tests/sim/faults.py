@@ -58,15 +58,15 @@ def _fragile(
         await awaited
         raise error
 
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         raises = weather().raises * weight
         if not raises or not machine.current().startswith("b") or draws.random() >= raises:
-            return real(*given, **named)
+            return real(*arguments, **named)
         count("raised")
         error = draws.choice(KINDS)(INJECTED + name)
         if draws.random() < 0.5:
             raise error
-        result = real(*given, **named)
+        result = real(*arguments, **named)
         if isinstance(result, Awaitable):
             return done_and_raised(result, error)
         raise error

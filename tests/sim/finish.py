@@ -73,8 +73,10 @@ async def _everyone_serves(run: "Run") -> None:
                 served.add(broker)
         if world.now_s > deadline_s:
             names = [broker.name for broker in world.ready()]
-            done = [broker.name for broker in served]
-            world.bug(f"of {run.plan.brokers} brokers {names} run, and {done} took a record")
+            served_names = [broker.name for broker in served]
+            world.bug(
+                f"of {run.plan.brokers} brokers {names} run, and {served_names} took a record"
+            )
             return
         await asyncio.sleep(0.5)
 

@@ -58,7 +58,7 @@ class ForeignRun(Run):
         world.has_damage = False
         await finish(self)
 
-    def _touch(self, what: str) -> None:
+    def _touch(self, operation: str) -> None:
         """Commit to the table at this moment, as an engine does that knows nothing of the log."""
         world = self.world
         if TOPIC not in world.truth.topics:
@@ -68,21 +68,21 @@ class ForeignRun(Run):
         files = files_at(commits, len(commits) - 1)
         if not files:
             return
-        world.count(f"foreign {what}")
+        world.count(f"foreign {operation}")
         chosen = [file for file in files if self.draws.random() < 0.5] or files[:1]
-        if what == "remove":
+        if operation == "remove":
             world.tables.write(prefix, Commit((), chosen, {}))
             return
         self._files += 1
         of = chosen[0].partition
         path = f"partition={of}/part-{self._files:05d}-c000.parquet"
         world.bucket.write(f"{prefix}/{path}", world.bucket.read(f"{prefix}/{chosen[0].path}"))
-        made = SegmentFile(path, of, -1, -1, chosen[0].size, chosen[0].rows, 0, 0)
+        new_file = SegmentFile(path, of, -1, -1, chosen[0].size, chosen[0].rows, 0, 0)
         removed_files = (
-            [] if what == "append" else [file for file in chosen if file.partition == of]
+            [] if operation == "append" else [file for file in chosen if file.partition == of]
         )
         world.tables.write(
-            prefix, Commit([made], removed_files, {}, data_change=what != "optimize")
+            prefix, Commit([new_file], removed_files, {}, data_change=operation != "optimize")
         )
 
     async def _write_other(self) -> None:
@@ -119,11 +119,11 @@ class ForeignRun(Run):
             try:
                 cluster = await world.cluster()
                 await repair(cluster, None, is_dry=False)
-                left = await repair(cluster, None, is_dry=True)
+                remaining_repairs = await repair(cluster, None, is_dry=True)
                 await cluster.close()
-                if not left and not cluster.skipped:
+                if not remaining_repairs and not cluster.skipped:
                     return
-                world.note(f"repair: {left} {cluster.skipped}")
+                world.note(f"repair: {remaining_repairs} {cluster.skipped}")
             except LogError as error:
                 world.note(f"repair: {error}")
             await asyncio.sleep(0.5)

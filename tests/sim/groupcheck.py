@@ -57,26 +57,26 @@ def _commits(story: Story) -> list[tuple[Call, int, Offsets]]:
     commits = []
     tried: dict[str, list[Call]] = defaultdict(list)
     for call in story.calls.values():
-        asked = call.asked
-        if isinstance(asked, Commit):
-            said = Offsets(asked.group, asked.member, asked.generation, asked.offsets)
-            commits.append((call, asked.op, said))
-        elif isinstance(asked, Append) and asked.commit is not None:
-            tried[asked.key or f"op {asked.op}"].append(call)
+        request = call.asked
+        if isinstance(request, Commit):
+            offsets = Offsets(request.group, request.member, request.generation, request.offsets)
+            commits.append((call, request.op, offsets))
+        elif isinstance(request, Append) and request.commit is not None:
+            tried[request.key or f"op {request.op}"].append(call)
     for calls in tried.values():
-        asked = calls[0].asked
-        assert isinstance(asked, Append), "as was asked above"
-        assert asked.commit is not None, "as was asked above"
-        commits.append((_as_one(calls), asked.op, asked.commit))
+        request = calls[0].asked
+        assert isinstance(request, Append), "as was asked above"
+        assert request.commit is not None, "as was asked above"
+        commits.append((_as_one(calls), request.op, request.commit))
     return commits
 
 
 def _as_one(calls: list[Call]) -> Call:
     """Attempts with one key: done as soon as one of them is said to be, refused if all are."""
     first = min(calls, key=lambda call: call.asked_at)
-    done = [call for call in calls if _is_done(call)]
-    if done:
-        told = min(done, key=lambda call: call.answered_at)
+    done_calls = [call for call in calls if _is_done(call)]
+    if done_calls:
+        told = min(done_calls, key=lambda call: call.answered_at)
     else:
         told = next((call for call in calls if not call.is_refused), first)
     return Call(first.asked, first.asked_at, told.answer, told.answered_at)
@@ -91,10 +91,10 @@ def _owners(story: Story) -> Iterator[tuple[str, str]]:
     for _, owns in story.owned:
         for partition in owns.partitions:
             owners[owns.group, owns.generation, partition].add(owns.member)
-    for _, asked, polled in _polls(story):
+    for _, request, polled in _polls(story):
         for portion in polled.portions:
             partition = (portion.topic, portion.partition)
-            owners[asked.group, polled.generation, partition].add(asked.member)
+            owners[request.group, polled.generation, partition].add(request.member)
     for (group, generation, partition), members in owners.items():
         if generation != NO_GENERATION and len(members) > 1:
             text = (
@@ -104,20 +104,24 @@ def _owners(story: Story) -> Iterator[tuple[str, str]]:
 
 
 def _generations(story: Story) -> Iterator[tuple[str, str]]:
-    seen = [(position, (owns.group, 0), owns.generation + 1) for position, owns in story.owned]
-    seen += [(c.answered_at, (asked.group, 0), p.generation + 1) for c, asked, p in _polls(story)]
-    seen += [
+    generations = [
+        (position, (owns.group, 0), owns.generation + 1) for position, owns in story.owned
+    ]
+    generations += [
+        (c.answered_at, (request.group, 0), p.generation + 1) for c, request, p in _polls(story)
+    ]
+    generations += [
         (call.answered_at, (commit.group, 0), commit.generation + 1)
         for call, _, commit in _commits(story)
         if _is_done(call)
     ]
-    newest = Known(seen)
+    newest = Known(generations)
     for call, op, commit in _commits(story):
         if not _is_done(call) or commit.generation == NO_GENERATION:
             continue
-        before = newest.before(call.asked_at, (commit.group, 0)) - 1
-        if commit.generation < before:
-            text = f"commit {op} of generation {commit.generation}, {before} had begun"
+        begun_generation = newest.before(call.asked_at, (commit.group, 0)) - 1
+        if commit.generation < begun_generation:
+            text = f"commit {op} of generation {commit.generation}, {begun_generation} had begun"
             yield "old generation", text
 
 
@@ -154,13 +158,13 @@ def _offsets(story: Story) -> Iterator[tuple[str, str]]:
 
 
 def _possible(written: list[tuple[Call, int]], ask: Call) -> list[int | None]:
-    done = [
+    done_commits = [
         (call, offset)
         for call, offset in written
         if _is_done(call) and call.answered_at < ask.asked_at
     ]
-    begun = max((call.asked_at for call, _ in done), default=-1)
-    offsets: list[int | None] = [] if done else [None]
+    begun = max((call.asked_at for call, _ in done_commits), default=-1)
+    offsets: list[int | None] = [] if done_commits else [None]
     for call, offset in written:
         is_over = _is_done(call) and call.answered_at < begun
         if call.asked_at < ask.answered_at and not is_over:
@@ -171,16 +175,16 @@ def _possible(written: list[tuple[Call, int]], ask: Call) -> list[int | None]:
 def _reads(story: Story) -> Iterator[tuple[str, str]]:
     got: dict[tuple[str, Where], set[int]] = defaultdict(set)
     writes = _writes(story)
-    for call, asked, polled in _polls(story):
+    for call, request, polled in _polls(story):
         for topic, partition, records, _ in polled.portions:
-            got[asked.group, (topic, partition)].update(read.offset for read in records)
-            written = writes[asked.group, (topic, partition)]
+            got[request.group, (topic, partition)].update(read.offset for read in records)
+            written = writes[request.group, (topic, partition)]
             possible = _possible(written, call)
             least = min(0 if offset is None else offset for offset in possible)
-            least = min([least, *_sought(story, asked, (topic, partition), written, call)])
+            least = min([least, *_sought(story, request, (topic, partition), written, call)])
             if records and records[0].offset < least:
-                text = f"poll {asked.op} gives {records[0].offset} of {topic}-{partition}"
-                yield "went back", f"{text}, {asked.group} had committed {least}"
+                text = f"poll {request.op} gives {records[0].offset} of {topic}-{partition}"
+                yield "went back", f"{text}, {request.group} had committed {least}"
     drained = {event.group: event.topics for event in story.drained}
     for group, topic_partition in sorted(
         {(group, topic_partition) for group, topic_partition in got}
@@ -257,13 +261,13 @@ def _seeks(story: Story) -> Iterator[tuple[str, str]]:
     generation: dict[tuple[str, str], int] = {}
     expected: dict[tuple[str, str], dict[Where, tuple[int, int]]] = defaultdict(dict)
     for call in calls:
-        asked, answer = call.asked, call.answer
-        if not isinstance(asked, Seek | Poll):
+        request, answer = call.asked, call.answer
+        if not isinstance(request, Seek | Poll):
             continue
-        member = (asked.group, asked.member)
+        member = (request.group, request.member)
         positions = expected[member]
-        if isinstance(asked, Seek):
-            for place in asked.positions:
+        if isinstance(request, Seek):
+            for place in request.positions:
                 positions.pop(place[:2], None)
                 if isinstance(answer, Sought) and member in generation:
                     positions[place[:2]] = (place.offset, generation[member])
@@ -274,8 +278,8 @@ def _seeks(story: Story) -> Iterator[tuple[str, str]]:
                 to, since = positions.pop((portion.topic, portion.partition), (None, 0))
                 first = portion.records[0].offset if portion.records else to
                 if to is not None and since == answer.generation and first != to:
-                    text = f"poll {asked.op} gives {first} of {portion.topic}-{portion.partition}"
-                    yield "sought", f"{text}, {asked.member} had gone to {to}"
+                    text = f"poll {request.op} gives {first} of {portion.topic}-{portion.partition}"
+                    yield "sought", f"{text}, {request.member} had gone to {to}"
             generation[member] = answer.generation
 
 
@@ -292,24 +296,27 @@ def _once(story: Story) -> Iterator[tuple[str, str]]:
         for record in append.records
         if record.source is not None and record.topic in read
     }
-    made: dict[tuple[str, Where], list[int]] = defaultdict(list)
+    result_offsets: dict[tuple[str, Where], list[int]] = defaultdict(list)
     for final in story.finals.values():
         for record in final.records:
             if record.value in sources:
                 group, source = sources[record.value]
-                made[group, source[:2]].append(source.offset)
+                result_offsets[group, source[:2]].append(source.offset)
     committed: dict[str, dict[Where, int]] = {}
     for call in sorted(story.calls.values(), key=lambda call: call.answered_at):
         if isinstance(call.asked, Ask) and isinstance(call.answer, Told):
             committed[call.asked.group] = {place[:2]: place.offset for place in call.answer.offsets}
     for group in sorted({group for group, _ in sources.values()} & committed.keys()):
         for partition in sorted(
-            {*committed[group], *(source_partition for of, source_partition in made if of == group)}
+            {
+                *committed[group],
+                *(source_partition for of, source_partition in result_offsets if of == group),
+            }
         ):
-            offsets = sorted(made[group, partition])
+            offsets = sorted(result_offsets[group, partition])
             end = committed[group].get(partition, 0)
             if offsets != list(range(end)):
-                twice = sorted({offset for offset in offsets if offsets.count(offset) > 1})
+                repeats = sorted({offset for offset in offsets if offsets.count(offset) > 1})
                 missing = sorted(set(range(end)) - set(offsets))
-                text = f"{group} has committed {end} of {partition}: twice there are {twice[:20]}"
+                text = f"{group} has committed {end} of {partition}: twice there are {repeats[:20]}"
                 yield "once", f"{text}, not there {missing[:20]}, beyond {offsets[end:][:5]}"

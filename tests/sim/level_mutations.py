@@ -24,9 +24,9 @@ def checkpoints_of_the_first_level() -> list[Patch]:
     real = WalObjects.write_checkpoint
 
     async def write(self: WalObjects, seq: int, state: bytes) -> int:
-        before = ClusterState.decode(state, "it")
-        before.level = levels.FIRST
-        return await real(self, seq, before.encode())
+        cluster_state = ClusterState.decode(state, "it")
+        cluster_state.level = levels.FIRST
+        return await real(self, seq, cluster_state.encode())
 
     return [(WalObjects, "write_checkpoint", write)]
 

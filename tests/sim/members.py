@@ -256,11 +256,11 @@ class Worker(Member):
             Written(RESULTS, f"{key}.{number}", 0, source=source)
             for number, source in enumerate(sources)
         ]
-        said = history.Offsets(self.group, self.known_as(member), generation, places)
+        offsets = history.Offsets(self.group, self.known_as(member), generation, places)
 
         async def transact(broker: Broker) -> list[AppendedRange]:
             log = broker.log
-            digest = hashlib.blake2b(repr((records, said)).encode()).digest()[:16]
+            digest = hashlib.blake2b(repr((records, offsets)).encode()).digest()[:16]
             return await log.records.transact(
                 [(log.state.topic(RESULTS), 0, rows_of(records))],
                 [self._offsets(broker, member, generation, places)],
@@ -272,7 +272,9 @@ class Worker(Member):
         for _ in range(8):
             broker = self.world.anyone()
             if broker is not None:
-                op = self.begin(history.Append, self.name, records, key, broker.name, commit=said)
+                op = self.begin(
+                    history.Append, self.name, records, key, broker.name, commit=offsets
+                )
                 try:
                     placed = await self.ask(op, broker, transact)
                 except StaleCommit:
@@ -327,21 +329,21 @@ class Gardener(Client):
     """Adds partitions, and makes and deletes topics: others than the first."""
 
     async def run(self) -> None:
-        made = 0
+        topic_count = 0
         while not self.is_over:
             await self.pause(2.5)
             draws, topics = self.world.draws, self.world.inputs()
-            others = [name for name in topics if name != TOPIC]
+            other_topics = [name for name in topics if name != TOPIC]
             match draws.choice(["make", "make", "grow", "delete"]):
-                case "make" if len(others) < TOPICS_MAX:
-                    made += 1
-                    name, count = f"{TOPIC}{made}", draws.choice([1, 2])
+                case "make" if len(other_topics) < TOPICS_MAX:
+                    topic_count += 1
+                    name, count = f"{TOPIC}{topic_count}", draws.choice([1, 2])
                     await self._tend(ClusterTopics.create, name, count, {})
                 case "grow" if topics[name := draws.choice(list(topics))] < PARTITIONS_MAX:
-                    more = topics[name] + 1
-                    await self._tend(ClusterTopics.add_partitions, name, more)
-                case "delete" if others:
-                    name = draws.choice(others)
+                    partition_count = topics[name] + 1
+                    await self._tend(ClusterTopics.add_partitions, name, partition_count)
+                case "delete" if other_topics:
+                    name = draws.choice(other_topics)
                     self.world.record(history.Deletion(self.world.now_s, name))
                     await self._tend(ClusterTopics.delete, name)
                 case _:

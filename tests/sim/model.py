@@ -90,22 +90,22 @@ class Explored(NamedTuple):
 def explore(rules: Rules) -> Explored:
     """Breadth first, until a violation or to the end."""
     first = State()
-    before: dict[State, tuple[State, str] | None] = {first: None}
+    steps: dict[State, tuple[State, str] | None] = {first: None}
     queue = deque([first])
     while queue:
         state = queue.popleft()
         if violation := _violation(state, rules):
-            return Explored(len(before), violation, _steps(before, state))
-        for step, after in _after(state, rules):
-            if after not in before:
-                before[after] = (state, step)
-                queue.append(after)
-    return Explored(len(before), "", ())
+            return Explored(len(steps), violation, _steps(steps, state))
+        for step, next_state in _after(state, rules):
+            if next_state not in steps:
+                steps[next_state] = (state, step)
+                queue.append(next_state)
+    return Explored(len(steps), "", ())
 
 
-def _steps(before: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
+def _steps(previous_steps: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
     steps: list[str] = []
-    while (came := before[state]) is not None:
+    while (came := previous_steps[state]) is not None:
         state, step = came
         steps.append(step)
     return tuple(reversed(steps))
@@ -263,9 +263,11 @@ def _heard(state: State, rules: Rules) -> State:
 
 def _done(state: State, rules: Rules) -> State:
     if state.age > VIEW and rules.look_after:
-        after = [n for n in range(state.number + 1, NUMBERS + 1) if state.store[n - 1] is not None]
+        later_numbers = [
+            n for n in range(state.number + 1, NUMBERS + 1) if state.store[n - 1] is not None
+        ]
         following = state.store[state.number] if state.number < NUMBERS else None
-        if after and following is None:
+        if later_numbers and following is None:
             return state._replace(way="idle", answer="unknown")
         if following is not None and following.previous != Z:
             return state._replace(way="idle", answer="no")
@@ -274,13 +276,13 @@ def _done(state: State, rules: Rules) -> State:
 
 def _looked(state: State, rules: Rules) -> State:
     """Follow the chain from the view, or where it is void from the newest checkpoint."""
-    seen, last = state.seen, state.last
+    number, last = state.seen, state.last
     if _is_void(state, rules):
-        seen = state.checkpoints[-1].seq
-        last = state.chain[seen - 1] if seen else 0
-    while seen < NUMBERS:
-        entry = state.store[seen]
+        number = state.checkpoints[-1].seq
+        last = state.chain[number - 1] if number else 0
+    while number < NUMBERS:
+        entry = state.store[number]
         if entry is None or entry.previous != last:
             break
-        seen, last = seen + 1, entry.id
-    return state._replace(seen=seen, last=last, age=0)
+        number, last = number + 1, entry.id
+    return state._replace(seen=number, last=last, age=0)

@@ -123,7 +123,7 @@ def _offset_before_the_bytes() -> list[Patch]:
             return draft
         key = object_keys.data(self.clock.new_id().hex(), self.clock.now_ms() + 3_600_000)
         uploading = asyncio.create_task(self.wal.store.create(key, draft.bodies))
-        uploading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        uploading.add_done_callback(lambda future: future.cancelled() or future.exception())
         return refer(draft, key)
 
     return [(Sequencer, "_upload_if_large", upload)]
@@ -210,19 +210,19 @@ def _sealed_by_an_old_view() -> list[Patch]:
 
     Only then the guard matters. The stop is no fault by itself.
     """
-    some, plan, add = Sealer._seal_some, Sealer._plan, Sealer._add
+    real, plan, add = Sealer._seal_some, Sealer._plan, Sealer._add
     topics: dict[str, Any] = {}
     commits = itertools.count()
 
-    async def seal_some(self: Sealer, topic: Any, *more: Any) -> int:
+    async def seal_some(self: Sealer, topic: Any, *arguments: Any) -> int:
         topics[topic.topic_id] = topic
-        return await some(self, topic, *more)
+        return await real(self, topic, *arguments)
 
-    async def planned(self: Sealer, topic: Any, *more: Any) -> None:
-        await plan(self, topics[topic.topic_id], *more)
+    async def planned(self: Sealer, topic: Any, *arguments: Any) -> None:
+        await plan(self, topics[topic.topic_id], *arguments)
 
-    async def added(self: Sealer, *more: Any) -> None:
-        await add(self, *more)
+    async def added(self: Sealer, *arguments: Any) -> None:
+        await add(self, *arguments)
         if next(commits) % 2:
             raise Unavailable("the answer to the commit is lost")
 
@@ -328,8 +328,8 @@ def _collect_uncovered() -> list[Patch]:
 def _collect_a_segment_too_many() -> list[Patch]:
     real = tidelog.compaction.garbage.of_table
 
-    def of_table(infos: Any, prefix: str, named: Any, *more: Any) -> Iterator[Any]:
-        return real(infos, prefix, set(sorted(named)[1:]), *more)
+    def of_table(infos: Any, prefix: str, named: Any, *arguments: Any) -> Iterator[Any]:
+        return real(infos, prefix, set(sorted(named)[1:]), *arguments)
 
     return [(tidelog.compaction.garbage, "of_table", of_table)]
 
@@ -342,10 +342,10 @@ def _no_generations() -> list[Patch]:
 
 
 def _sent_is_delivered() -> list[Patch]:
-    def advance(self: Positions, partition: Any, before: int, after: int) -> None:
+    def advance(self: Positions, partition: Any, old_next: int, new_next: int) -> None:
         position = self._held.get(partition)
-        if position is not None and position.next == before:
-            position.next = position.delivered = after
+        if position is not None and position.next == old_next:
+            position.next = position.delivered = new_next
             self.is_due = True
 
     return [(Positions, "advance", advance)]
@@ -389,10 +389,10 @@ def _seeks_are_lost() -> list[Patch]:
 def _results_before_offsets() -> list[Patch]:
     real = ClusterRecords.transact
 
-    async def transact(self: ClusterRecords, parts: Any, offsets: Any, **more: Any) -> Any:
+    async def transact(self: ClusterRecords, parts: Any, offsets: Any, **arguments: Any) -> Any:
         if not parts:
-            return await real(self, parts, offsets, **more)
-        placements = await real(self, parts, [], **more)
+            return await real(self, parts, offsets, **arguments)
+        placements = await real(self, parts, [], **arguments)
         _ = await real(self, [], offsets, size=1, is_json=False)
         return placements
 

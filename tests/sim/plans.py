@@ -194,13 +194,15 @@ def plan_of(seed: int) -> Plan:
         plan = plan._replace(command_grace=grace._replace(wal_ms=0), settings=settings)
         if is_sleepy:
             changes = "days" not in plan.troubles and clocks.random() < 0.6
-            more = ("lowered", "lowered", "raised", "kill") if changes else ("half sent",) * 6
+            added_troubles = (
+                ("lowered", "lowered", "raised", "kill") if changes else ("half sent",) * 6
+            )
             often = settings.wal._replace(checkpoint_entries=3)
             plan = plan._replace(
                 brokers=3,
                 producers=3,
                 carers=2,
-                troubles=more if changes else (*plan.troubles, *more),
+                troubles=added_troubles if changes else (*plan.troubles, *added_troubles),
                 stop_s=5.0 if changes else 2.5,
                 trouble_s=2.0,
                 settings=settings._replace(wal=often),

@@ -144,11 +144,11 @@ class Run:
 
     # -- what goes wrong
 
-    def _trouble(self, what: str) -> None:
+    def _trouble(self, trouble: str) -> None:
         world, draws = self.world, self.draws
         broker = draws.choice(list(world.brokers.values())) if world.brokers else None
-        world.count(what)
-        match what:
+        world.count(trouble)
+        match trouble:
             case "kill" if broker is not None:
                 world.kill(broker)
                 self._restart(broker)

@@ -225,12 +225,12 @@ class Way:
         else:
             _ = self._world.later(self._s(), arrive)
         try:
-            answered = await answer
+            outcome = await answer
         except Exception:
             self.seen_ms = self.bucket.now_ms
             raise
         self.seen_ms = self.bucket.now_ms
-        return answered
+        return outcome
 
 
 def _give(answer: asyncio.Future[Any], result: object) -> None:
@@ -297,8 +297,8 @@ class Tables:
         ]
         body = b"\n".join(msgspec.json.encode(line) for line in lines)
         assert removed_of(body) == {file.path for file in commit.removed}
-        made = self.bucket.make(f"{prefix}/_delta_log/{version:020d}.json", body)
-        assert made is Created.DONE, "the log of a table is deleted while it is in use"
+        outcome = self.bucket.make(f"{prefix}/_delta_log/{version:020d}.json", body)
+        assert outcome is Created.DONE, "the log of a table is deleted while it is in use"
         commits.append(commit)
         self.note(f"table {prefix} {version} {commit.transactions}")
 

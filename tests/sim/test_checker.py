@@ -49,13 +49,13 @@ class Tale:
     def now(self) -> float:
         return float(len(self.events))
 
-    def begin(self, kind: Callable[..., Event], *said: object, **named: object) -> int:
+    def begin(self, kind: Callable[..., Event], *fields: object, **named: object) -> int:
         self.ops += 1
-        self.events.append(kind(self.now, self.ops, *said, **named))
+        self.events.append(kind(self.now, self.ops, *fields, **named))
         return self.ops
 
-    def end(self, kind: Callable[..., Event], op: int, *said: object, **named: object) -> None:
-        self.events.append(kind(self.now, op, *said, **named))
+    def end(self, kind: Callable[..., Event], op: int, *fields: object, **named: object) -> None:
+        self.events.append(kind(self.now, op, *fields, **named))
 
     def append(self, *values: str, offset: int | None = None, key: str | None = None, **of) -> int:
         """Acked from `offset` on, or without an answer."""
@@ -68,10 +68,10 @@ class Tale:
     def fetch(self, offset: int, *values: str, first: int | None = None, **named: object) -> None:
         op = self.begin(Fetch, "c", "t", 0, offset, stream=str(named.pop("stream", "")))
         reads = self.reads(*values, first=offset if first is None else first)
-        after = reads[-1].offset + 1 if reads else offset
+        next_offset = reads[-1].offset + 1 if reads else offset
         life = "b1" if {"start", "end"} & named.keys() else ""
-        start, end = int(str(named.pop("start", 0))), int(str(named.pop("end", after)))
-        self.end(Fetched, op, reads, int(str(named.pop("after", after))), start, end, life)
+        start, end = int(str(named.pop("start", 0))), int(str(named.pop("end", next_offset)))
+        self.end(Fetched, op, reads, int(str(named.pop("after", next_offset))), start, end, life)
 
     def look(self, start: int, end: int) -> None:
         self.end(Looked, self.begin(Look, "c", "t", 0), start, end)
@@ -95,8 +95,8 @@ class Tale:
         told = [] if offset is None else [Place("t", 0, offset)]
         self.end(Told, self.begin(Ask, "g"), told)
 
-    def fact(self, kind: Callable[..., Event], *said: object) -> None:
-        self.events.append(kind(self.now, *said))
+    def fact(self, kind: Callable[..., Event], *fields: object) -> None:
+        self.events.append(kind(self.now, *fields))
 
     def final(self, *values: str, start: int = 0) -> None:
         self.fact(Final, "t", 0, start, self.reads(*values, first=start))

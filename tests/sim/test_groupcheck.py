@@ -38,8 +38,8 @@ def work(
     records = [
         Written("results", f"{key}.{n}", 0, source=Place("t", 0, n)) for n in range(first, end)
     ]
-    said = Offsets("g", "n", generation, [Place("t", 0, end)])
-    op = tale.begin(Append, "n", records, key, commit=said)
+    offsets = Offsets("g", "n", generation, [Place("t", 0, end)])
+    op = tale.begin(Append, "n", records, key, commit=offsets)
     if offset is not None:
         tale.end(Acked, op, [Place("results", 0, offset + i) for i in range(end - first)])
     return op
@@ -49,8 +49,8 @@ def results(tale: Tale, *values: str) -> None:
     tale.fact(Final, "results", 0, 0, [Read(offset, value) for offset, value in enumerate(values)])
 
 
-def told(tale: Tale, op: int, *at: int) -> None:
-    tale.end(Acked, op, [Place("results", 0, offset) for offset in at])
+def told(tale: Tale, op: int, *offsets: int) -> None:
+    tale.end(Acked, op, [Place("results", 0, offset) for offset in offsets])
 
 
 def test_who_seeks_back_is_given_it_again_and_commits_less() -> None:

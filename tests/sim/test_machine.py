@@ -14,12 +14,12 @@ def test_one_thread_does_its_work_in_order_and_many_do_not() -> None:
         loop = asyncio.get_running_loop()
         orders: list[list[int]] = []
         for workers in (1, 2):
-            done: list[int] = []
+            order: list[int] = []
             with ThreadPoolExecutor(workers) as pool:
                 await asyncio.gather(
-                    *(loop.run_in_executor(pool, done.append, n) for n in range(9))
+                    *(loop.run_in_executor(pool, order.append, n) for n in range(9))
                 )
-            orders.append(done)
+            orders.append(order)
         return orders[0], orders[1]
 
     with machine.quietly():

@@ -76,7 +76,7 @@ def _ack_before_the_put() -> list[Patch]:
         putting = asyncio.create_task(
             self._entry_put.put(object_keys.wal(entry.seq), parts, entry, entry_hash)
         )
-        putting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        putting.add_done_callback(lambda future: future.cancelled() or future.exception())
         outcomes = self._on_entry(entries.DecodedEntry(entry, entry_hash, len(header)))
         return Committed(entry, header, draft.bodies, outcomes)
 

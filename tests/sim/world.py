@@ -129,22 +129,22 @@ class World:
         loop = asyncio.get_running_loop()
         return loop.call_later(delay_s, call, *args, context=self._context)
 
-    def note(self, what: str) -> None:
-        line = f"{self.now_s:.6f} {what}"
+    def note(self, text: str) -> None:
+        line = f"{self.now_s:.6f} {text}"
         self.trace.update(line.encode())
         if self.lines is not None:
             self.lines.append(line)
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
 
     def record(self, event: Event) -> None:
         self.recorder.add(event)
         self.note(to_line(event).decode())
 
-    def bug(self, what: str) -> None:
-        self.note(f"BUG {what}")
-        self.bugs.append(f"{self.now_s:.3f} s: {what}")
+    def bug(self, text: str) -> None:
+        self.note(f"BUG {text}")
+        self.bugs.append(f"{self.now_s:.3f} s: {text}")
 
     def _created(self, key: str, body: bytes) -> None:
         """Extend the truth; or a suspended broker created a collected number again (DESIGN 5)."""

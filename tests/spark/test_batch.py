@@ -134,9 +134,9 @@ def test_reading_writes_nothing(read: Read, history: History) -> None:
     def everything() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in history.root.rglob("*")}
 
-    before = everything()
+    old_times = everything()
     assert read(history.url, "events", startingTimestamp=str(TIME_MS)).count()
-    assert everything() == before
+    assert everything() == old_times
 
 
 def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: P
     None has a record twice or not at all while it moves to the table (I7).
     """
     stop = threading.Event()
-    seen: list[tuple[int, int]] = []
-    opened = threading.Event()
+    span_list: list[tuple[int, int]] = []
+    is_written = threading.Event()
 
     def write() -> None:
         broker = BrokerLog(tmp_path)
@@ -155,7 +155,7 @@ def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: P
         while not stop.is_set() and count < 2000:
             broker.append("t", {0: [b"%d" % count] * 3, 1: [b"%d" % count] * 3})
             count += 1
-            opened.set()
+            is_written.set()
             if count % 10 == 0:
                 broker.seal("t", [count // 10 % 2])
             stop.wait(0.005)
@@ -163,21 +163,21 @@ def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: P
 
     with ThreadPoolExecutor(1) as pool:
         writer = pool.submit(write)
-        assert opened.wait(30)
+        assert is_written.wait(30)
         try:
             # Beside other suites a seal, at the lowest priority, may take longer than a few reads.
-            while len(seen) < 4 or (seen[0] == seen[-1] and len(seen) < 60):
+            while len(span_list) < 4 or (span_list[0] == span_list[-1] and len(span_list) < 60):
                 span_by_partition = spans(read(str(tmp_path), "t"))
                 (first, last, count), other = span_by_partition[0], span_by_partition[1]
                 assert other == (first, last, count)
                 assert (first, count) == (0, last + 1)
                 assert count % 3 == 0
-                seen.append((last, count))
+                span_list.append((last, count))
         finally:
             stop.set()
             writer.result()
-    assert seen == sorted(seen)
-    assert seen[0] < seen[-1], "the writer did not go on"
+    assert span_list == sorted(span_list)
+    assert span_list[0] < span_list[-1], "the writer did not go on"
 
 
 # -- format("tidelog") alone
@@ -298,9 +298,9 @@ def test_local_files_are_listed_without_a_job(spark: "SparkSession", history: Hi
     threshold = "spark.sql.sources.parallelPartitionDiscovery.threshold"
     spark.conf.set(threshold, "1")
     try:
-        before = jobs()
+        old_jobs = jobs()
         frame = read_topic(spark, history.url, "events")
-        assert jobs() == before
+        assert jobs() == old_jobs
         assert len(frame.inputFiles()) > 1
         assert spark.conf.get(threshold) == "1"
     finally:
@@ -321,8 +321,8 @@ def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History
     by_listing = parquet_by_listing(spark, files, options)
     assert by_sizes.schema == by_listing.schema
     assert sorted(by_sizes.inputFiles()) == sorted(by_listing.inputFiles())
-    wanted = "partition = 0 and offset between 95 and 104"
-    assert spans(by_sizes.where(wanted)) == {0: (95, 104, 10)}
+    condition = "partition = 0 and offset between 95 and 104"
+    assert spans(by_sizes.where(condition)) == {0: (95, 104, 10)}
     assert by_sizes.exceptAll(by_listing).isEmpty()
     assert by_sizes.count() == by_listing.count()
 

@@ -155,14 +155,14 @@ def test_both_engines_leave_the_same_log(
         assert {result.what for result in here} == {"merge", "compact"}
         assert not any(result.is_lost for result in here)
         for name in ("updates", "many", "late"):
-            left = [
+            records = [
                 (r["offset"], r["value"])
                 for log_segment in segments
                 if log_segment.topic == name
                 for r in log_segment.rows
             ]
             expected = [(record.offset, record.value) for record in latest(everything[name])]
-            assert left == expected, name
+            assert records == expected, name
         shutil.rmtree(base)
         roots[draws.randrange(2)].rename(base)  # either goes on where the other was
         for root in roots:

@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 def written(
-    spark: "SparkSession", history: History, to: Path, file_format: FileFormat, *where: str
+    spark: "SparkSession", history: History, to: Path, file_format: FileFormat, *words: str
 ) -> int:
     settings = load({"store": history.url})
-    frame = frame_of(spark, settings, "events", file_format, positions("events", *where))
+    frame = frame_of(spark, settings, "events", file_format, positions("events", *words))
     return write(frame, str(to), file_format, overwrite=False)
 
 

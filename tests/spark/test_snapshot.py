@@ -40,12 +40,14 @@ def whole(snapshot: LogSnapshot) -> list[OffsetRange]:
 
 
 async def read(
-    store: ObjectStore, snapshot: LogSnapshot, wanted: ReadFilter = NO_FILTER
+    store: ObjectStore, snapshot: LogSnapshot, read_filter: ReadFilter = NO_FILTER
 ) -> list[Record]:
     records = []
-    for split in plan(snapshot, whole(snapshot), wanted, splits_min=3):
+    for split in plan(snapshot, whole(snapshot), read_filter, splits_min=3):
         for record_slice in split.slices:
-            for batch in (await SliceReader(store).fetch(record_slice, wanted)).batches(COLUMNS):
+            for batch in (await SliceReader(store).fetch(record_slice, read_filter)).batches(
+                COLUMNS
+            ):
                 records += records_in(batch.to_pylist(), record_slice.topic, record_slice.partition)
     return sorted(records, key=lambda record: record[:3])
 
@@ -83,53 +85,53 @@ async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
 
 
 @pytest.fixture(scope="module")
-def opened(history: History) -> Iterator[OpenedStore]:
-    with OpenedStore(history.url) as opened:
-        yield opened
+def opened_store(history: History) -> Iterator[OpenedStore]:
+    with OpenedStore(history.url) as opened_store:
+        yield opened_store
 
 
 @pytest.fixture(scope="module")
-def snapshot(opened: OpenedStore) -> LogSnapshot:
-    return opened.run(open_snapshot(opened.store, SystemClock(), ["events"]))
+def snapshot(opened_store: OpenedStore) -> LogSnapshot:
+    return opened_store.run(open_snapshot(opened_store.store, SystemClock(), ["events"]))
 
 
 def test_blocking_calls_work_inside_a_running_loop(history: History) -> None:
     import asyncio
 
     async def inside() -> int:
-        with OpenedStore(history.url) as opened:
-            return opened.run(open_snapshot(opened.store, SystemClock(), None)).seq
+        with OpenedStore(history.url) as opened_store:
+            return opened_store.run(open_snapshot(opened_store.store, SystemClock(), None)).seq
 
     assert asyncio.run(inside()) > 0
 
 
-def test_topics_are_chosen_by_name_pattern_or_all(opened: OpenedStore) -> None:
+def test_topics_are_chosen_by_name_pattern_or_all(opened_store: OpenedStore) -> None:
     import re
 
-    view = opened.run(OfflineLog.open(opened.store, SystemClock()))
+    view = opened_store.run(OfflineLog.open(opened_store.store, SystemClock()))
     assert list(view.offsets(None).topics) == ["empty", "events", "fresh", "stamped"]
     assert list(view.offsets(re.compile("e.*")).topics) == ["empty", "events"]
     assert list(view.offsets(["fresh", "empty"]).topics) == ["empty", "fresh"]
     with pytest.raises(UnknownTopic):
         view.offsets(["fresh", "e.*"])
-    opened.run(view.close())
+    opened_store.run(view.close())
 
 
-def test_who_reads_the_tail_alone_asks_no_manifest(opened: OpenedStore) -> None:
-    view = opened.run(OfflineLog.open(opened.store, SystemClock()))
+def test_who_reads_the_tail_alone_asks_no_manifest(opened_store: OpenedStore) -> None:
+    view = opened_store.run(OfflineLog.open(opened_store.store, SystemClock()))
     ends = {TopicPartition("events", number): 300 for number in range(3)}
-    snapshot = opened.run(view.snapshot(["events"], ends))
+    snapshot = opened_store.run(view.snapshot(["events"], ends))
     assert [len(part.segments) for part in snapshot.topics["events"].partitions] == [0, 0, 0]
     assert [len(part.tail) for part in snapshot.topics["events"].partitions] == [1, 2, 0]
-    opened.run(view.close())
+    opened_store.run(view.close())
 
 
 def test_a_prefix_without_a_cluster_is_an_error_and_stays_so(tmp_path: Path) -> None:
     with (
-        OpenedStore(str(tmp_path)) as opened,
+        OpenedStore(str(tmp_path)) as opened_store,
         pytest.raises(StoreUnfit, match=r"there is no cluster\.json"),
     ):
-        opened.run(open_snapshot(opened.store, SystemClock(), None))
+        opened_store.run(open_snapshot(opened_store.store, SystemClock(), None))
     assert not list(tmp_path.iterdir())
 
 
@@ -145,9 +147,11 @@ async def test_a_store_opened_to_read_refuses_to_write(tmp_path: Path) -> None:
         OpenedStore("memory://")
 
 
-def test_pruning_leaves_out_objects_and_groups(opened: OpenedStore, snapshot: LogSnapshot) -> None:
-    def keys(wanted: ReadFilter) -> list[tuple[int, int]]:
-        splits = plan(snapshot, whole(snapshot), wanted)
+def test_pruning_leaves_out_objects_and_groups(
+    opened_store: OpenedStore, snapshot: LogSnapshot
+) -> None:
+    def keys(read_filter: ReadFilter) -> list[tuple[int, int]]:
+        splits = plan(snapshot, whole(snapshot), read_filter)
         return sorted(
             (record_slice.partition, record_slice.start)
             for split in splits
@@ -165,8 +169,8 @@ async def test_row_groups_are_pruned_and_shared(tmp_path: Path) -> None:
     segment = await large_segment(tmp_path)
     store = ReadOnlyFolder(tmp_path)
 
-    async def groups(segment_range: SegmentRange, wanted: ReadFilter = NO_FILTER) -> list[int]:
-        fetched = await SliceReader(store).fetch(segment_range, wanted)
+    async def groups(segment_range: SegmentRange, read_filter: ReadFilter = NO_FILTER) -> list[int]:
+        fetched = await SliceReader(store).fetch(segment_range, read_filter)
         assert isinstance(fetched, FetchedGroups)
         return [group.index for group in fetched.groups]
 
@@ -230,16 +234,16 @@ def test_a_tail_of_many_small_runs_is_read_ahead(tmp_path: Path) -> None:
     for number in range(100):
         broker.append("t", {0: [b"%d" % number]})
     broker.close()
-    with OpenedStore(str(tmp_path)) as opened:
-        snapshot = opened.run(open_snapshot(opened.store, SystemClock(), ["t"]))
+    with OpenedStore(str(tmp_path)) as opened_store:
+        snapshot = opened_store.run(open_snapshot(opened_store.store, SystemClock(), ["t"]))
         (split,) = plan(snapshot, whole(snapshot))
         values = [
             value
-            for _, batch in read_split(opened, split, ["value"])
+            for _, batch in read_split(opened_store, split, ["value"])
             for value in batch.column("value").to_pylist()
         ]
         assert values == [b"%d" % number for number in range(100)]
-        stopped = read_split(opened, split, ["value"])
+        stopped = read_split(opened_store, split, ["value"])
         next(stopped)
         stopped.close()  # what was read ahead goes with it
 

@@ -139,9 +139,9 @@ def test_what_cannot_be_streamed_is_said(broker: BrokerLog, pipe: Pipe) -> None:
 
 @pytest.fixture
 def readers(broker: BrokerLog, tmp_path: Path) -> Iterator["Readers"]:
-    made = Readers(str(tmp_path / "store"))
-    yield made
-    for reader in made.readers:
+    all_readers = Readers(str(tmp_path / "store"))
+    yield all_readers
+    for reader in all_readers.readers:
         reader.stop()
 
 
@@ -212,9 +212,9 @@ def test_available_now_stops_at_what_was_there(broker: BrokerLog, readers: Reade
 def test_a_batch_is_the_same_after_it_was_sealed(broker: BrokerLog, readers: Readers) -> None:
     broker.append("t", {0: numbered(0, 50)})
     start, end = {"t": {"0": 10, "1": 0}}, {"t": {"0": 40, "1": 0}}
-    before = read_all(readers(), start, end)
+    old_values = read_all(readers(), start, end)
     broker.seal("t")
-    assert read_all(readers(), start, end) == before == list(range(10, 40))
+    assert read_all(readers(), start, end) == old_values == list(range(10, 40))
 
 
 def test_a_topic_made_again_is_not_taken_for_the_old(broker: BrokerLog, readers: Readers) -> None:

@@ -130,7 +130,7 @@ def tidelog(
     stdin_bytes = stdin.encode() if isinstance(stdin, str) else stdin
     ours = environment(**variables)
     if is_fresh or not CAN_FORK or any(name.startswith(AT_START) for name in variables):
-        done = subprocess.run(
+        process = subprocess.run(
             [*_program(tuning), *arguments],
             input=stdin_bytes,
             capture_output=True,
@@ -139,17 +139,17 @@ def tidelog(
             check=False,
         )
     else:
-        done = fork_server.run(arguments, stdin_bytes, ours, tuning, CLI_S)
+        process = fork_server.run(arguments, stdin_bytes, ours, tuning, CLI_S)
     if status is not None:
-        assert done.returncode == status, f"{arguments}: {done.returncode}\n{_said(done)}"
-    return done
+        assert process.returncode == status, f"{arguments}: {process.returncode}\n{_said(process)}"
+    return process
 
 
-def error_line(done: subprocess.CompletedProcess[bytes]) -> str:
+def error_line(process: subprocess.CompletedProcess[bytes]) -> str:
     """The one line that a command which failed has said; asserts that it is one."""
-    lines = done.stderr.decode().splitlines()
-    assert len(lines) == 1, _said(done)
-    assert lines[0].startswith("tidelog: "), _said(done)
+    lines = process.stderr.decode().splitlines()
+    assert len(lines) == 1, _said(process)
+    assert lines[0].startswith("tidelog: "), _said(process)
     return lines[0].removeprefix("tidelog: ")
 
 
@@ -169,14 +169,14 @@ def running(broker: Broker, *arguments: str) -> Iterator[subprocess.Popen[bytes]
             process.kill()
 
 
-def json_of(done: subprocess.CompletedProcess[bytes]) -> Any:
+def json_of(process: subprocess.CompletedProcess[bytes]) -> Any:
     """Parse the output of a command with `--json`."""
-    return json.loads(done.stdout)
+    return json.loads(process.stdout)
 
 
-def lines_of(done: subprocess.CompletedProcess[bytes]) -> list[Any]:
+def lines_of(process: subprocess.CompletedProcess[bytes]) -> list[Any]:
     """Parse the output of `consume --json`."""
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
 def until(is_done: Callable[[], bool], seconds: float = WAIT_S_MAX) -> None:
@@ -199,5 +199,5 @@ def environment(**variables: str) -> dict[str, str]:
     return ours | {"PYTHONWARNINGS": "error::ResourceWarning"} | variables
 
 
-def _said(done: subprocess.CompletedProcess[bytes]) -> str:
-    return (done.stdout[-2000:] + done.stderr[-2000:]).decode(errors="replace")
+def _said(process: subprocess.CompletedProcess[bytes]) -> str:
+    return (process.stdout[-2000:] + process.stderr[-2000:]).decode(errors="replace")

@@ -53,8 +53,8 @@ class Forked:
         self._status, status = os.pipe()
         weakref.finalize(self, os.close, self._status)
         limits = [(which, *resource.getrlimit(which)) for which in LIMITS]
-        asked = [list(arguments), os.getcwd(), dict(environment), limits, tuning]
-        request = json.dumps(asked).encode()
+        parts = [list(arguments), os.getcwd(), dict(environment), limits, tuning]
+        request = json.dumps(parts).encode()
         assert len(request) < REQUEST_BYTES_MAX
         try:
             socket.send_fds(_server(environment), [request], [*streams, status])

@@ -77,12 +77,12 @@ class Held:
         """Return the application with each step of its requests measured."""
 
         async def measured_app(scope: Any, receive: Any, send: Any) -> None:
-            what = f"{scope.get('method')} {scope.get('path')}"
-            await Steps(app(scope, receive, send), partial(self.step, what))
+            name = f"{scope.get('method')} {scope.get('path')}"
+            await Steps(app(scope, receive, send), partial(self.step, name))
 
         return measured_app
 
-    def step(self, what: str, run: Callable[..., Any], *arguments: Any) -> Any:
+    def step(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """Run one step of a coroutine, by its `send` or `throw`."""
         began_s = time.thread_time() - self._collected_s
         try:
@@ -90,12 +90,12 @@ class Held:
         finally:
             held_s = time.thread_time() - self._collected_s - began_s
             if held_s > self._limit_s:
-                self._add(held_s, what)
+                self._add(held_s, name)
 
-    def _add(self, held_s: float, what: str) -> None:
+    def _add(self, held_s: float, name: str) -> None:
         is_busy = self._slowness() > BUSY_SLOWNESS
         if held_s > self._limit_s * (BUSY_FACTOR if is_busy else 1.0):
-            self.found.append((round(held_s, 3), what))
+            self.found.append((round(held_s, 3), name))
 
 
 def _owner(callback: Any) -> Any:

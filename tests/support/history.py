@@ -139,8 +139,8 @@ def _counted(request: Request, places: Mapping[bytes, list[Place]]) -> Iterator[
     if min(counts) < low:
         yield f"lost: {name!r} was acked {low} times and is there {min(counts)} times"
     if max(counts) > high:
-        what = "doubled" if high else "refused, yet there"
-        yield f"{what}: {name!r} may be there {high} times and is there {max(counts)} times"
+        fault = "doubled" if high else "refused, yet there"
+        yield f"{fault}: {name!r} may be there {high} times and is there {max(counts)} times"
 
 
 def _placed(
@@ -182,9 +182,9 @@ def _overtaken(requests: Sequence[Request], places: Mapping[bytes, list[Place]])
         mine = [place for record in request.records for place in places.get(record.value, ())]
         for partition in {place.partition for place in mine}:
             there = [place for place in mine if place.partition == partition]
-            before = newest.get((request.producer, partition))
-            if before is not None and min(there) < before:
+            last_place = newest.get((request.producer, partition))
+            if last_place is not None and min(there) < last_place:
                 name = request.records[0].value[:80]
-                yield f"overtaken: {name!r} lies at {min(there)}, before {before}, sent earlier"
+                yield f"overtaken: {name!r} lies at {min(there)}, before {last_place}, sent earlier"
             if request.is_acked_in_turn:
                 newest[request.producer, partition] = max(there)

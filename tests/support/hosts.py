@@ -77,7 +77,7 @@ def hosts(count: int) -> Iterator[tuple[str, list[Host]]]:
         _ip("-n", hub, "link", "set", "c0", "master", "hub0", "up")
         _ip("address", "add", f"{net}.1/24", "dev", ours)
         _ip("link", "set", ours, "up")
-        made = []
+        all_hosts = []
         for number in range(1, count + 1):
             name, cable = f"tl{word}-{number}", f"c{number}"
             space(name)
@@ -101,8 +101,8 @@ def hosts(count: int) -> Iterator[tuple[str, list[Host]]]:
             _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "dev", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            made.append(Host(name, address, hub, cable))
-        yield f"{net}.1", made
+            all_hosts.append(Host(name, address, hub, cable))
+        yield f"{net}.1", all_hosts
 
 
 class HostBroker(Broker):
@@ -131,5 +131,5 @@ def _ip(*words: str) -> None:
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{' '.join(words)}: {process.stderr}"

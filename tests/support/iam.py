@@ -41,9 +41,9 @@ def permissions(policy: dict[str, Any]) -> set[tuple[str, str, str]]:
 
 def _matches(statement: Statement, call: Call) -> Iterator[tuple[str, str, str]]:
     if not all(
-        _holds(operator, key, wanted, dict(call.conditions).get(key))
+        _holds(operator, key, pattern, dict(call.conditions).get(key))
         for operator, keys in statement.get("Condition", {}).items()
-        for key, wanted in keys.items()
+        for key, pattern in keys.items()
     ):
         return
     for action in _listed(statement["Action"]):
@@ -52,14 +52,14 @@ def _matches(statement: Statement, call: Call) -> Iterator[tuple[str, str, str]]
                 yield statement.get("Sid", ""), action, resource
 
 
-def _holds(operator: str, key: str, wanted: str, value: str | None) -> bool:
+def _holds(operator: str, key: str, pattern: str, value: str | None) -> bool:
     match operator:
         case "StringLikeIfExists":
-            return value is None or _is_like(wanted, value)
+            return value is None or _is_like(pattern, value)
         case "Null":
-            return (value is None) == (wanted == "true")
+            return (value is None) == (pattern == "true")
         case "Bool":
-            return value == wanted
+            return value == pattern
     raise AssertionError(f"{operator} of {key} is not known here")
 
 

@@ -180,11 +180,11 @@ async def read_table(
     return pa.Table.from_batches(pieces) if pieces else pa.table({"offset": [], "value": []})
 
 
-async def read_values(log: Broker, **where) -> list[str]:
+async def read_values(log: Broker, **selection) -> list[str]:
     """The values of `read_table`; their offsets must be dense."""
-    table = await read_table(log, **where)
+    table = await read_table(log, **selection)
     offsets = table.column("offset").to_pylist()
-    first = where.get("offset", 0)
+    first = selection.get("offset", 0)
     assert offsets == list(range(first, first + len(offsets)))
     return [str(value or b"", "utf-8") for value in table.column("value").to_pylist()]
 

@@ -29,9 +29,9 @@ class NotPrepared(Exception):
     """A reproduction did not come to the point that it tests. No xfail expects this."""
 
 
-def given(is_met: object, what: str) -> None:
+def given(is_met: object, problem: str) -> None:
     if not is_met:
-        raise NotPrepared(what)
+        raise NotPrepared(problem)
 
 
 class LoopStore(MemoryStore):

@@ -183,8 +183,10 @@ class RandomActions:
         draw = self.draw
         number, rows = self.chunk()
         sequence = draw.choice((0, 0, rows, 2 * rows, 3, 2**31 - 1))
-        who = draw.randrange(6)
-        return actions.ProducerAppend(number, 0, rows, who, draw.choice((0, 0, 0, 1)), sequence)
+        producer_id = draw.randrange(6)
+        return actions.ProducerAppend(
+            number, 0, rows, producer_id, draw.choice((0, 0, 0, 1)), sequence
+        )
 
     def init_producer(self) -> AnyAction:
         draw = self.draw
@@ -309,8 +311,8 @@ class RandomActions:
     def seek(self) -> AnyAction:
         group_id, member_id, group = self.member()
         member = None if group is None else group.members.get(member_id)
-        owned = [] if member is None else self.state.members.partitions_of(member)
-        topic_partition = self.draw.choice(owned) if owned else self.partition()
+        partitions = [] if member is None else self.state.members.partitions_of(member)
+        topic_partition = self.draw.choice(partitions) if partitions else self.partition()
         return actions.Seek(
             group_id,
             member_id,

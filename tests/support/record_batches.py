@@ -26,8 +26,8 @@ def sent(rows: Rows, producer: tuple[int, int, int] = NO_PRODUCER, codec: int = 
     headers = rows.headers or [None] * len(rows)
     columns = zip(rows.timestamps, rows.keys, rows.values, headers, strict=True)
     for offset, (timestamp, key, value, its_headers) in enumerate(columns):
-        made = build.append(offset, timestamp, key, value, list(its_headers or []))
-        assert made is not None, "the batch is full"
+        metadata = build.append(offset, timestamp, key, value, list(its_headers or []))
+        assert metadata is not None, "the batch is full"
     return _without_time(build.build()) if codec == _GZIP else bytes(build.build())
 
 

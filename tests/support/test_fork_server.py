@@ -45,14 +45,14 @@ def test_streams_and_variables_are_own(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_limits_are_those_of_the_process_that_asks(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limited = (10**12, before[1])
+    old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limited = (10**12, old_limits[1])
     resource.setrlimit(resource.RLIMIT_FSIZE, limited)
     try:
         with Broker(tmp_path) as broker:
             assert resource.prlimit(broker.pid, resource.RLIMIT_FSIZE) == limited
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
 
 
 def test_a_killed_process_has_the_signal_as_its_status(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Cpu:
 
 
 @pytest.fixture
-def held(cpu: Cpu) -> Iterator[Held]:
-    with measured(slowness=lambda: cpu.slowness) as held:
-        yield held
+def held_steps(cpu: Cpu) -> Iterator[Held]:
+    with measured(slowness=lambda: cpu.slowness) as held_steps:
+        yield held_steps
 
 
 def client_of(cpu: Cpu, *steps_s: float) -> httpx.AsyncClient:
@@ -52,27 +52,27 @@ def client_of(cpu: Cpu, *steps_s: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://tide")
 
 
-async def test_a_long_step_of_a_request_is_found(cpu: Cpu, held: Held) -> None:
+async def test_a_long_step_of_a_request_is_found(cpu: Cpu, held_steps: Held) -> None:
     async with client_of(cpu, 0.0, LONG_S) as client:
         assert (await client.get("/slow")).status_code == 204
-    assert held.found == [(LONG_S, "GET /slow")]
+    assert held_steps.found == [(LONG_S, "GET /slow")]
 
 
-async def test_a_step_on_a_busy_machine_may_take_longer(cpu: Cpu, held: Held) -> None:
+async def test_a_step_on_a_busy_machine_may_take_longer(cpu: Cpu, held_steps: Held) -> None:
     cpu.slowness = 1.2
     async with client_of(cpu, LONG_S, 3 * LONG_S) as client:
         await client.get("/slow")
-    assert held.found == [(3 * LONG_S, "GET /slow")]
+    assert held_steps.found == [(3 * LONG_S, "GET /slow")]
 
 
-async def test_steps_of_one_request_do_not_add_up(cpu: Cpu, held: Held) -> None:
+async def test_steps_of_one_request_do_not_add_up(cpu: Cpu, held_steps: Held) -> None:
     async with client_of(cpu, HALF_S, HALF_S, HALF_S) as client:
         await client.get("/")
         await asyncio.gather(client.get("/"), client.get("/"))
-    assert held.found == []
+    assert held_steps.found == []
 
 
-async def test_a_long_step_after_a_cancellation_is_found(cpu: Cpu, held: Held) -> None:
+async def test_a_long_step_after_a_cancellation_is_found(cpu: Cpu, held_steps: Held) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
             await asyncio.Event().wait()
@@ -87,37 +87,37 @@ async def test_a_long_step_after_a_cancellation_is_found(cpu: Cpu, held: Held) -
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-    assert held.found == [(LONG_S, "GET /waits")]
+    assert held_steps.found == [(LONG_S, "GET /waits")]
 
 
-async def test_callbacks_count_and_the_test_itself_does_not(cpu: Cpu, held: Held) -> None:
+async def test_callbacks_count_and_the_test_itself_does_not(cpu: Cpu, held_steps: Held) -> None:
     async def of_a_test() -> None:
         cpu.use(LONG_S)
 
     cpu.use(LONG_S)
     await asyncio.create_task(of_a_test())
-    assert held.found == []
+    assert held_steps.found == []
     asyncio.get_running_loop().call_soon(cpu.use, LONG_S)
     await asyncio.sleep(0)
-    ((seconds, what),) = held.found
+    ((seconds, name),) = held_steps.found
     assert seconds == LONG_S
-    assert "Cpu.use" in what
+    assert "Cpu.use" in name
 
 
-async def test_tasks_of_other_code_count(cpu: Cpu, held: Held) -> None:
+async def test_tasks_of_other_code_count(cpu: Cpu, held_steps: Held) -> None:
     namespace: dict[str, Any] = {"use": cpu.use, "seconds": LONG_S}
     exec("async def of_the_service():\n    use(seconds)\n", namespace)  # not in this file
     await asyncio.create_task(namespace["of_the_service"]())
-    ((_, what),) = held.found
-    assert "of_the_service" in what
+    ((_, name),) = held_steps.found
+    assert "of_the_service" in name
 
 
-async def test_collections_of_garbage_do_not_count(cpu: Cpu, held: Held) -> None:
+async def test_collections_of_garbage_do_not_count(cpu: Cpu, held_steps: Held) -> None:
     def collects() -> None:
-        held.on_collection("start", None)
+        held_steps.on_collection("start", None)
         cpu.use(LONG_S)
-        held.on_collection("stop", None)
+        held_steps.on_collection("stop", None)
 
     asyncio.get_running_loop().call_soon(collects)
     await asyncio.sleep(0)
-    assert held.found == []
+    assert held_steps.found == []

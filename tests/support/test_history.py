@@ -167,9 +167,9 @@ def spoilers(log: dict[int, list[Read]], index: int) -> list[Callable[[], None]]
         records[:] = [Read(offset, value) for offset, value in enumerate(values)]
 
     def swap() -> None:
-        left, right = records[index], records[index - 1]
-        records[index] = Read(left.offset, right.value)
-        records[index - 1] = Read(right.offset, left.value)
+        first, second = records[index], records[index - 1]
+        records[index] = Read(first.offset, second.value)
+        records[index - 1] = Read(second.offset, first.value)
 
     def change() -> None:
         records[index] = Read(records[index].offset, b"!")
@@ -213,7 +213,7 @@ def test_a_cut_finds_a_record_that_the_copy_has_elsewhere() -> None:
 
 
 def test_after_a_cut_only_what_is_sent_again_may_be_there() -> None:
-    left, again = (Request([Written(value)], unknown=1) for value in (b"a", b"b"))
-    assert cut([left, again], {0: []}, lambda request: request is again) == []
-    assert violations([left, again], {0: [Read(0, b"b")]}) == []
-    assert violations([left, again], {0: [Read(0, b"a")]}) != []
+    lost, again = (Request([Written(value)], unknown=1) for value in (b"a", b"b"))
+    assert cut([lost, again], {0: []}, lambda request: request is again) == []
+    assert violations([lost, again], {0: [Read(0, b"b")]}) == []
+    assert violations([lost, again], {0: [Read(0, b"a")]}) != []

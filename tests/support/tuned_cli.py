@@ -18,9 +18,11 @@ def tune(tuning: dict[str, dict[str, float]]) -> None:
     untuned = Settings.log_settings
 
     def log_settings(self: Settings) -> LogSettings:
-        made = untuned(self)
-        parts = {part: getattr(made, part)._replace(**more) for part, more in tuning.items()}
-        return made._replace(**parts)
+        settings = untuned(self)
+        parts = {
+            part: getattr(settings, part)._replace(**fields) for part, fields in tuning.items()
+        }
+        return settings._replace(**parts)
 
     Settings.log_settings = log_settings  # type: ignore[method-assign]
 

@@ -253,25 +253,25 @@ class Balanced(Client):
         self._connection = self._clients[0]._connection
 
 
-def wait_until(is_so: Callable[[], bool], what: str, wait_s_max: float = WAIT_S_MAX) -> None:
+def wait_until(is_so: Callable[[], bool], event: str, wait_s_max: float = WAIT_S_MAX) -> None:
     """Check every few ms until the condition holds; fail after `wait_s_max`."""
     deadline = time.monotonic() + wait_s_max
     while not is_so():
-        assert time.monotonic() < deadline, f"{what} did not happen within {wait_s_max:.0f} s"
+        assert time.monotonic() < deadline, f"{event} did not happen within {wait_s_max:.0f} s"
         time.sleep(0.005)
 
 
 def _json(records: Sequence[Written]) -> bytes:
     """Values and keys of JSON text, sent to the byte."""
-    made = []
+    texts = []
     for value, key, partition in records:
         text = b'{"value":' + value
         if key is not None:
             text += b',"key":' + key
         if partition is not None:
             text += b',"partition":%d' % partition
-        made.append(text + b"}")
-    return b'{"records":[' + b",".join(made) + b"]}"
+        texts.append(text + b"}")
+    return b'{"records":[' + b",".join(texts) + b"]}"
 
 
 def _arrow(records: Sequence[Written]) -> bytes:
@@ -291,10 +291,10 @@ def _arrow(records: Sequence[Written]) -> bytes:
 def _places(answer: Answer, form: Form, records: Sequence[Written]) -> list[Place] | None:
     """One a record, None when the answer has no offsets."""
     if form is Form.JSON:
-        said = [(it["partition"], it["offset"]) for it in answer.json()["offsets"]]
-        if all(offset is None for _, offset in said):
+        offset_pairs = [(it["partition"], it["offset"]) for it in answer.json()["offsets"]]
+        if all(offset is None for _, offset in offset_pairs):
             return None
-        return [Place(partition, offset) for partition, offset in said]
+        return [Place(partition, offset) for partition, offset in offset_pairs]
     ranges = {it["partition"]: it["base_offset"] for it in answer.json()["partitions"]}
     if all(base is None for base in ranges.values()):
         return None

@@ -105,9 +105,9 @@ class KafkaProducer(Threads):
         """Requests without an answer: only these may still be sent again."""
         return list(self._waiting.values())
 
-    def wait_for_acks(self, more: int) -> None:
-        wanted = self.acks + more
-        wait_until(lambda: self.acks >= wanted or bool(self._failures), f"{more} more acks")
+    def wait_for_acks(self, count: int) -> None:
+        goal = self.acks + count
+        wait_until(lambda: self.acks >= goal or bool(self._failures), f"{count} more acks")
 
     def _run(self) -> None:
         try:
@@ -130,15 +130,17 @@ class KafkaProducer(Threads):
             self._send(producer)
             producer.poll(self._pause_s)
         last_s = time.monotonic() + LAST_ACKS_S
-        while (left := producer.flush(FLUSH_S)) and time.monotonic() < last_s:
+        while (unanswered := producer.flush(FLUSH_S)) and time.monotonic() < last_s:
             if self._is_dead:
                 break
         if self._is_dead:  # librdkafka then keeps its records until they are too old
             producer.purge()
             producer.flush(LAST_ACKS_S)
             self._end_dead()
-        elif left:  # not the length of the producer, which counts its errors and log lines too
-            self._failures.append(f"{left} records have no answer after {LAST_ACKS_S:g} s")
+        elif (
+            unanswered
+        ):  # not the length of the producer, which counts its errors and log lines too
+            self._failures.append(f"{unanswered} records have no answer after {LAST_ACKS_S:g} s")
 
     def _end_dead(self) -> None:
         """Note a client that could not go on. Nothing is known of its last records."""
@@ -313,8 +315,8 @@ class KafkaGroup(Threads):
                     self.errors.append(str(error))
                     continue
                 now_s, partition = time.monotonic(), message.partition()
-                if before := order.going_back(partition, message.offset(), self.resets):
-                    self.failures.append(f"{partition}: {message.offset()} after {before}")
+                if old_offset := order.going_back(partition, message.offset(), self.resets):
+                    self.failures.append(f"{partition}: {message.offset()} after {old_offset}")
                 with self._lock:
                     gap_s = now_s - self._last_s.get(partition, now_s)
                     self.longest_gap_s = max(self.longest_gap_s, gap_s)
@@ -338,10 +340,10 @@ class _Order:
 
     def going_back(self, partition: int, offset: int, resets: int) -> str:
         """Take note of the offset. Return the one before if no reset explains that it is higher."""
-        before = self.newest.get(partition, -1)
+        old_offset = self.newest.get(partition, -1)
         self.newest[partition] = offset
-        if offset > before or self._resets.get(partition, 0) < resets:
-            if offset <= before:
+        if offset > old_offset or self._resets.get(partition, 0) < resets:
+            if offset <= old_offset:
                 self._resets[partition] = resets
             return ""
-        return str(before)
+        return str(old_offset)

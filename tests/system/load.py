@@ -98,9 +98,9 @@ class Load(Threads):
         """Requests acked so far."""
         return sum(sent.request.is_acked for of_one in self._sent for sent in list(of_one))
 
-    def wait_for_acks(self, more: int) -> None:
-        wanted = self.acked() + more
-        wait_until(lambda: self.acked() >= wanted or bool(self._failures), f"{more} more acks")
+    def wait_for_acks(self, count: int) -> None:
+        goal = self.acked() + count
+        wait_until(lambda: self.acked() >= goal or bool(self._failures), f"{count} more acks")
 
     def _run(self, producer: int, draw: random.Random) -> None:
         try:

@@ -163,8 +163,8 @@ class Nemesis:
 
     def _maintain(self) -> None:
         with self._maintaining() as process:
-            said = process.communicate()[1].decode()
-            assert process.returncode == 0, said[-3000:]
+            errors = process.communicate()[1].decode()
+            assert process.returncode == 0, errors[-3000:]
 
     def _maintain_and_kill(self) -> None:
         with self._maintaining() as process:

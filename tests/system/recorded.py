@@ -46,16 +46,16 @@ class Recorded(Balanced):
         ]
         op = self.history.next_op()
         self.history.add(history.Append(time.monotonic(), op, self.name, records, key))
-        before = (len(request.acks), request.acks_without_offsets, request.refusals)
+        old_counts = (len(request.acks), request.acks_without_offsets, request.refusals)
         status = super().send(topic, request, acks=acks, key=key, form=form)
         now_s = time.monotonic()
         answer: history.Outcome = history.Unknown(now_s, op, f"status {status}")
-        if len(request.acks) > before[0]:
+        if len(request.acks) > old_counts[0]:
             places = [history.Place(topic, *place) for place in request.acks[-1]]
             answer = history.Acked(now_s, op, places)
-        elif request.acks_without_offsets > before[1]:
+        elif request.acks_without_offsets > old_counts[1]:
             answer = history.Acked(now_s, op)
-        elif request.refusals > before[2]:
+        elif request.refusals > old_counts[2]:
             answer = history.Refused(now_s, op, f"status {status}")
         self.history.add(answer)
         return status
@@ -63,10 +63,10 @@ class Recorded(Balanced):
     def follow(self, topic: str, partition: int, offset: int, *, stream: str) -> history.Fetched:
         """One fetch; raises NotSent, AnswerLost, NotServed."""
         op = self.history.next_op()
-        asked = history.Fetch(
+        request = history.Fetch(
             time.monotonic(), op, self.name, topic, partition, offset, stream=stream
         )
-        self.history.add(asked)
+        self.history.add(request)
         try:
             table, ends = self.fetch(topic, partition, offset, 20_000)
         except (NotSent, AnswerLost, NotServed) as error:
@@ -146,5 +146,5 @@ def history_of(
         )
         for number, records in log.items()
     ]
-    made = history.Topic(0.0, topic, len(log))
-    return [made, *(event for of_one in events for event in of_one), *finals]
+    creation = history.Topic(0.0, topic, len(log))
+    return [creation, *(event for of_one in events for event in of_one), *finals]

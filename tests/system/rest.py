@@ -89,9 +89,9 @@ class World:
     ) -> str:
         """The path of a new one in a group of its own."""
         group = group or f"g{next(self._names)}"
-        made = self("POST", f"/consumers/{group}", CONFLUENT if settings is None else settings)
-        assert made.status == 200, made
-        path = f"/consumers/{group}/instances/{made.body['instance_id']}"
+        answer = self("POST", f"/consumers/{group}", CONFLUENT if settings is None else settings)
+        assert answer.status == 200, answer
+        path = f"/consumers/{group}/instances/{answer.body['instance_id']}"
         if topics:
             assert self("POST", f"{path}/subscription", {"topics": topics}).status == 204
         elif partitions:
@@ -99,12 +99,12 @@ class World:
         return path
 
 
-def refused(said: Said, status: int, code: int, media_type: str = V2) -> str:
-    assert (said.status, said.body.get("error_code")) == (status, code), said
-    assert said.body.keys() == {"error_code", "message"}
-    assert said.media_type == media_type
-    return str(said.body["message"])
+def refused(answer: Said, status: int, code: int, media_type: str = V2) -> str:
+    assert (answer.status, answer.body.get("error_code")) == (status, code), answer
+    assert answer.body.keys() == {"error_code", "message"}
+    assert answer.media_type == media_type
+    return str(answer.body["message"])
 
 
-def empty(said: Said) -> None:
-    assert (said.status, said.body, said.media_type) == (204, b"", ""), said
+def empty(answer: Said) -> None:
+    assert (answer.status, answer.body, answer.media_type) == (204, b"", ""), answer

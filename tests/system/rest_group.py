@@ -90,9 +90,9 @@ class RestGroup(Threads):
         if member.draw.random() < LEAVE_SHARE:
             member.leave()
 
-    def _count(self, what: str) -> None:
+    def _count(self, name: str) -> None:
         with self._lock:
-            self.counts[what] += 1
+            self.counts[name] += 1
 
 
 class _Member:

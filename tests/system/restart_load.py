@@ -64,9 +64,9 @@ class RestartLoad(Threads):
         works += [self._member] * MEMBERS + [self._come_and_go]
         super().__init__(*(partial(self._run, work, n) for n, work in enumerate(works)))
 
-    def wait_for(self, more: int) -> None:
-        wanted = self.asked.total() + more
-        until(lambda: self.asked.total() >= wanted)
+    def wait_for(self, count: int) -> None:
+        goal = self.asked.total() + count
+        until(lambda: self.asked.total() >= goal)
 
     def _run(self, work: Callable[[Plain, int], None], number: int) -> None:
         client = Plain(self._port)
@@ -78,7 +78,7 @@ class RestartLoad(Threads):
         client.close()
 
     def _ask(
-        self, client: Plain, what: str, method: str, path: str, body: Any = None, kind: str = V2
+        self, client: Plain, name: str, method: str, path: str, body: Any = None, kind: str = V2
     ) -> Any:
         began_s = time.monotonic()
         try:
@@ -88,9 +88,9 @@ class RestartLoad(Threads):
             answer, why = None, repr(error)
         took_s = time.monotonic() - began_s
         with self._lock:
-            self.asked[what] += 1
+            self.asked[name] += 1
             if why:
-                self.failures.append(f"{what} after {took_s:.2f} s: {why}")
+                self.failures.append(f"{name} after {took_s:.2f} s: {why}")
         if why:
             raise Failed
         time.sleep(PAUSE_S)

@@ -36,8 +36,12 @@ def brokers(
     with contextlib.ExitStack() as stack:
         cluster = []
         for number, name in enumerate("abcdefgh"[:count]):
-            more = {"broker_id": name, "hot_dir": folder / name, **(own[number] if own else {})}
-            broker = Broker(folder / name, url, **(settings | more))
+            own_settings = {
+                "broker_id": name,
+                "hot_dir": folder / name,
+                **(own[number] if own else {}),
+            }
+            broker = Broker(folder / name, url, **(settings | own_settings))
             if variables is not None:
                 broker.use(variables)
             cluster.append(stack.enter_context(broker))

@@ -22,15 +22,15 @@ def test_a_sustained_load(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     elif not load.has_wrk():
         pytest.skip("wrk is not installed")
     times = sustained.Times(1.0, 0.3, 0.3, 0.5, DISTINCT)
-    made = sustained.table(tmp_path, times, (sustained.Case("json", 100, 4),))
-    assert made.how.startswith("NOT SUSTAINED")
-    assert [len(row) for row in made.rows] == [len(made.columns)]
-    assert ("wrk" in made.how) == (tool == "wrk")
+    bench_table = sustained.table(tmp_path, times, (sustained.Case("json", 100, 4),))
+    assert bench_table.how.startswith("NOT SUSTAINED")
+    assert [len(row) for row in bench_table.rows] == [len(bench_table.columns)]
+    assert ("wrk" in bench_table.how) == (tool == "wrk")
 
 
 def test_sealing_alone(tmp_path: Path) -> None:
-    made = sealing.table(tmp_path, {1: 300, 100: 1_000})
-    assert [row[0] for row in made.rows] == [
+    bench_table = sealing.table(tmp_path, {1: 300, 100: 1_000})
+    assert [row[0] for row in bench_table.rows] == [
         "sealing, 1 a request, in memory",
         "sealing, 100 a request, in memory",
         "sealing, 1 a request, from the store",
@@ -40,37 +40,43 @@ def test_sealing_alone(tmp_path: Path) -> None:
 
 def test_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "has_wrk", lambda: False)  # it takes no parts of a second
-    made = partitions.table(tmp_path, partitions.Times(0.3, 0.3, DISTINCT), (2,))
-    assert [row[:2] for row in made.rows] == [["2", "yes"], ["2", "no"]]
+    bench_table = partitions.table(tmp_path, partitions.Times(0.3, 0.3, DISTINCT), (2,))
+    assert [row[:2] for row in bench_table.rows] == [["2", "yes"], ["2", "no"]]
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("START_S_MAX", "STALL_S_MAX", "ACK_P99_MS_MAX"):
         monkeypatch.setattr(limits, bound, math.inf)  # a busy machine exceeds them
     sizes = limits.Sizes((20, 40), 20, 2, 5, 60.0, 20, 0.5)
-    made = limits.table(tmp_path, sizes)
-    assert [row[:2] for row in made.rows][:4] == [
+    bench_table = limits.table(tmp_path, sizes)
+    assert [row[:2] for row in bench_table.rows][:4] == [
         ["partitions with records", "20"],
         ["partitions with records", "40"],
         ["members, in groups of 5", "10"],
         ["idle connections, of several addresses", "21"],
     ]
-    assert [row[3].partition(",")[0] for row in made.rows] == ["", "", "the end", "", "", ""]
+    assert [row[3].partition(",")[0] for row in bench_table.rows] == ["", "", "the end", "", "", ""]
 
 
 def test_peers_without_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "has_wrk", lambda: False)
     case = peers.Case("json", 100, 4)
-    made = peers.table(tmp_path, "no Maven", 1_000, (case,), warm_up_s=0.3, distinct=DISTINCT)
-    assert [row[0] for row in made.rows] == ["Apache Kafka", "REST proxy before Kafka", "tidelog"]
-    assert made.rows[0][1] == "skipped: no Maven"
+    bench_table = peers.table(
+        tmp_path, "no Maven", 1_000, (case,), warm_up_s=0.3, distinct=DISTINCT
+    )
+    assert [row[0] for row in bench_table.rows] == [
+        "Apache Kafka",
+        "REST proxy before Kafka",
+        "tidelog",
+    ]
+    assert bench_table.rows[0][1] == "skipped: no Maven"
 
 
 @pytest.mark.parametrize("kind", ["json", "arrow"])
 def test_bodies_do_not_repeat(kind: str) -> None:
-    made = pool(kind, 10, DISTINCT)
-    head = load.head_of("/topics/t", made)
-    requests = Requests(head, made)
+    body_pool = pool(kind, 10, DISTINCT)
+    head = load.head_of("/topics/t", body_pool)
+    requests = Requests(head, body_pool)
     bodies = [requests[number] for number in range(len(requests))]
     assert len(set(bodies)) == len(bodies) > 100
     assert len({len(body) for body in bodies}) == 1

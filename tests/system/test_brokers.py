@@ -75,11 +75,11 @@ async def test_three_brokers_one_log(seaweed: Seaweed, tmp_path: Path) -> None:
             assert "Traceback" not in broker.log()
     scrubbed = tidelog("scrub", "--store", store, TIDELOG_S3_ENDPOINT=endpoint)
     assert b"DAMAGED" not in scrubbed.stdout
-    opened = await S3Store.open(
+    opened_store = await S3Store.open(
         seaweed.bucket, prefix, S3Options(endpoint_url=endpoint, region=REGION)
     )
-    assert [info.key async for info in opened.list("brokers/")] == [], "they have all left"
-    await opened.close()
+    assert [info.key async for info in opened_store.list("brokers/")] == [], "they have all left"
+    await opened_store.close()
 
 
 def all_rows(broker: Broker, topic: str) -> list[list[dict[str, Any]]]:
@@ -92,20 +92,20 @@ def all_rows(broker: Broker, topic: str) -> list[list[dict[str, Any]]]:
 def test_a_broker_stopped_for_longer_than_its_view_may_be_old(tmp_path: Path, role: int) -> None:
     """The sequencer, and one that is not."""
     topic, seed = new_topic(), secrets.randbits(32)
-    young = {
+    short_lived = {
         "wal_view_age_max_ms": 1000,
         "wal_retention_ms": 4000,
         "test_bounds": True,
         "poll_interval_ms": 100,
     }
-    with brokers(tmp_path, **QUICK, **young) as cluster:
+    with brokers(tmp_path, **QUICK, **short_lived) as cluster:
         with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS)
         victim = sequencer_first(cluster)[role]
-        others = [broker.base_url for broker in cluster if broker is not victim]
+        other_urls = [broker.base_url for broker in cluster if broker is not victim]
         with (
             Load([broker.base_url for broker in cluster], Mix(topic, PARTITIONS, 6), seed) as load,
-            Load(others, Mix(topic, PARTITIONS, 2, first=50), seed) as elsewhere,
+            Load(other_urls, Mix(topic, PARTITIONS, 2, first=50), seed) as elsewhere,
         ):
             load.wait_for_acks(100)
             with stopped(victim):
@@ -117,8 +117,10 @@ def test_a_broker_stopped_for_longer_than_its_view_may_be_old(tmp_path: Path, ro
                         next(it for it in cluster if it is not victim), topic, PARTITIONS
                     ).values()
                 ]
-            seen = the_log(victim, topic, PARTITIONS)
-            assert all(len(seen[number]) >= end[number] for number in seen), "it serves what is old"
+            log_records = the_log(victim, topic, PARTITIONS)
+            assert all(len(log_records[number]) >= end[number] for number in log_records), (
+                "it serves what is old"
+            )
             load.wait_for_acks(100)
             sent = [*load.finish(), *elsewhere.finish()]
         logs = [the_log(broker, topic, PARTITIONS) for broker in cluster]

@@ -46,8 +46,8 @@ def test_every_setting_is_a_flag_of_serve() -> None:
 def modules_after(code: str) -> set[str]:
     """Return the modules that a new interpreter has after this code."""
     program = f"import sys\nfrom tidelog.service.cli import main\n{code}\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    return set(done.stdout.decode().split())
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    return set(process.stdout.decode().split())
 
 
 SLOW = {"deltalake", "fastapi", "numpy", "pandas", "pyarrow", "pyspark", "rich", "uvicorn"}
@@ -116,9 +116,9 @@ def test_without_a_command_it_says_which_there_are() -> None:
     ids=" ".join,
 )
 def test_wrong_usage_is_one_line_and_status_2(arguments: list[str]) -> None:
-    done = tidelog(*arguments, status=2)
-    assert error_line(done)
-    assert not done.stdout
+    process = tidelog(*arguments, status=2)
+    assert error_line(process)
+    assert not process.stdout
 
 
 def test_a_wrong_variable_is_wrong_usage() -> None:
@@ -176,8 +176,8 @@ def test_a_topic_that_is_not_there_is_status_4(broker: Broker, arguments: list[s
 
 def test_the_life_of_a_topic(broker: Broker) -> None:
     name = "life"
-    made = broker.cli("topics", "create", name, "-p", "3", "-c", "segment.ms=60000", "--json")
-    assert json_of(made) == {"name": name, "partitions": 3}
+    process = broker.cli("topics", "create", name, "-p", "3", "-c", "segment.ms=60000", "--json")
+    assert json_of(process) == {"name": name, "partitions": 3}
     assert {"name": name, "partitions": 3} in json_of(broker.cli("topics", "list", "--json"))
     assert f"{name} " in broker.cli("topics", "list").stdout.decode()
 
@@ -216,11 +216,11 @@ def test_a_lower_retention_says_how_many_records_it_deletes(broker: Broker, topi
         value: str = described["configs"]["retention.ms"]["value"]
         return value
 
-    before = retention_ms()
+    old_ms = retention_ms()
     alter = ("topics", "alter", topic, "-c", "retention.ms=1")
     refused = error_line(broker.cli(*alter, status=2))
     assert f"deleting 3 records of {topic} cannot be undone: confirm with --yes" in refused
-    assert retention_ms() == before
+    assert retention_ms() == old_ms
     defaults = ("defaults", "alter", "-c", "log.retention.ms=1")
     refused = error_line(broker.cli(*defaults, status=2))
     assert "of all topics cannot be undone" in refused
@@ -293,21 +293,21 @@ def test_server_url_may_end_with_a_slash(broker: Broker) -> None:
 # -- serve
 
 
-def last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+def last_line(process: subprocess.CompletedProcess[bytes]) -> str:
     """The line after the log's; asserts that there is no traceback among them."""
-    said = done.stderr.decode()
-    assert "Traceback" not in said, said
-    last = said.splitlines()[-1]
-    assert last.startswith("tidelog: "), said
+    output = process.stderr.decode()
+    assert "Traceback" not in output, output
+    last = output.splitlines()[-1]
+    assert last.startswith("tidelog: "), output
     return last
 
 
 def serve(
     *arguments: str, tuning: Tuning | None = None, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
-    done = tidelog("serve", "--port", "0", *arguments, status=None, tuning=tuning, **variables)
-    assert done.returncode not in {0, None}
-    return done
+    process = tidelog("serve", "--port", "0", *arguments, status=None, tuning=tuning, **variables)
+    assert process.returncode not in {0, None}
+    return process
 
 
 def test_serve_on_a_store_that_cannot_be(tmp_path: Path) -> None:
@@ -330,9 +330,9 @@ def test_serve_on_a_store_that_does_not_answer_is_status_3() -> None:
     credentials = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     endpoint = f"http://127.0.0.1:{free_port()}"
     soon = {"service": {"start_retry_s": 2.0}}
-    done = serve("s3://bucket/prefix", "--s3-endpoint", endpoint, tuning=soon, **credentials)
-    assert done.returncode == 3
-    assert "s3://bucket/prefix" in last_line(done)
+    process = serve("s3://bucket/prefix", "--s3-endpoint", endpoint, tuning=soon, **credentials)
+    assert process.returncode == 3
+    assert "s3://bucket/prefix" in last_line(process)
 
 
 def test_serve_on_a_port_that_is_taken(tmp_path: Path) -> None:
@@ -340,13 +340,13 @@ def test_serve_on_a_port_that_is_taken(tmp_path: Path) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        done = tidelog("serve", str(tmp_path), "--port", str(port), status=1)
-    assert f"cannot listen on 127.0.0.1:{port}" in last_line(done)
+        process = tidelog("serve", str(tmp_path), "--port", str(port), status=1)
+    assert f"cannot listen on 127.0.0.1:{port}" in last_line(process)
 
 
 def test_serve_refuses_another_cluster(broker: Broker) -> None:
-    done = serve("--store", broker.store, "--cluster-id", "another")
-    assert "another" in last_line(done)
+    process = serve("--store", broker.store, "--cluster-id", "another")
+    assert "another" in last_line(process)
 
 
 def test_serve_takes_settings_from_variables_and_ends_politely(tmp_path: Path) -> None:

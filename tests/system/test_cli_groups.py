@@ -13,8 +13,8 @@ def read(broker: Broker, topic: str) -> str:
     """A group that has read 3 of the topic's records."""
     broker.cli("produce", topic, stdin="a\nb\nc\nd\ne\n")
     group = f"readers-{topic}"
-    done = broker.cli("consume", topic, "--group", group, "-n", "3")
-    assert done.stdout == b"a\nb\nc\n"
+    process = broker.cli("consume", topic, "--group", group, "-n", "3")
+    assert process.stdout == b"a\nb\nc\n"
     return group
 
 
@@ -95,11 +95,11 @@ def test_reset_by_shift_and_from_a_file(
     assert committed() == 1
     broker.cli("groups", "reset", read, "--file", str(file))
     assert committed() == 3
-    said = error_line(broker.cli("groups", "reset", "fresh", "--to", "end", status=4))
-    assert "--topic" in said
+    error = error_line(broker.cli("groups", "reset", "fresh", "--to", "end", status=4))
+    assert "--topic" in error
     for line in ("tidelog: group 'fresh' is new: it had no members and no committed offsets\n", ""):
-        done = broker.cli("groups", "reset", "fresh", "--to", "end", "-t", topic)
-        assert done.stderr.decode() == line
+        process = broker.cli("groups", "reset", "fresh", "--to", "end", "-t", topic)
+        assert process.stderr.decode() == line
     for arguments in (
         ("--to", "end", "--by", "1"),
         (),

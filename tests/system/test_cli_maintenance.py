@@ -38,8 +38,8 @@ def produce(broker: Broker, topic: str, first: int, count: int) -> None:
 
 
 def care(broker: Broker, *arguments: str, status: int = 0, **variables: str) -> Any:
-    done = tidelog(*arguments, "--store", broker.store, "--json", status=status, **variables)
-    return json_of(done)
+    process = tidelog(*arguments, "--store", broker.store, "--json", status=status, **variables)
+    return json_of(process)
 
 
 def numbers(broker: Broker, topic: str) -> list[int]:
@@ -63,8 +63,8 @@ def test_the_commands_beside_a_broker(busy: Broker) -> None:
     assert planned["is_dry"]
     assert [row["what"] for row in planned["compacted"]] == ["compact"]
     assert len(numbers(busy, "t")) == 510
-    (done,) = care(busy, "compact", "t", "--yes")["compacted"]
-    assert (done["rows"], done["rows_after"], done["segments_after"]) == (500, KEYS, 1)
+    (result,) = care(busy, "compact", "t", "--yes")["compacted"]
+    assert (result["rows"], result["rows_after"], result["segments_after"]) == (500, KEYS, 1)
     assert care(busy, "compact", "t", "--yes")["compacted"] == []
     busy.restart()
     assert numbers(busy, "t") == [*range(480, 510)]
@@ -75,17 +75,17 @@ def test_the_commands_beside_a_broker(busy: Broker) -> None:
     assert told["is_whole"]
     assert told["findings"] == []
     assert told["rows"] == 20  # 490 to 509: the segment was cut
-    done = tidelog("scrub", "t", "--store", busy.store)
-    assert done.stdout.startswith(b"whole: ")
+    result = tidelog("scrub", "t", "--store", busy.store)
+    assert result.stdout.startswith(b"whole: ")
 
 
 def test_what_is_not_known_is_null(busy: Broker) -> None:
     """A collection without garbage has no oldest object, and a dry run no duration."""
     dry = care(busy, "collect")["collected"]
     assert (dry["garbage"], dry["oldest_ms"], dry["seconds"]) == ([], None, None)
-    done = care(busy, "collect", "--yes")["collected"]
-    assert (done["garbage"], done["oldest_ms"]) == ([], None)
-    assert done["seconds"] == round(done["seconds"], 3)
+    result = care(busy, "collect", "--yes")["collected"]
+    assert (result["garbage"], result["oldest_ms"]) == ([], None)
+    assert result["seconds"] == round(result["seconds"], 3)
 
 
 def test_what_cannot_be_done_is_one_line(busy: Broker, tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_what_cannot_be_done_is_one_line(busy: Broker, tmp_path: Path) -> None:
     assert "partition 7" in error_line(tidelog("delete-records", "few", "7:0", *there, status=4))
     assert "0 to 3" in error_line(tidelog("delete-records", "few", "0:4", *there, status=1))
     for wrong in ("x", "0", "0:", "0:x", ":1", "-1:0"):
-        done = tidelog("delete-records", *there, "few", "--", wrong, status=2)
-        assert "PARTITION:OFFSET" in error_line(done)
+        process = tidelog("delete-records", *there, "few", "--", wrong, status=2)
+        assert "PARTITION:OFFSET" in error_line(process)
     missing = tmp_path / "missing"
     assert "missing" in error_line(tidelog("collect", "--store", missing.as_uri(), status=3))
     assert not missing.exists()
@@ -123,11 +123,11 @@ def test_upgrade_raises_the_level_beside_a_broker(tmp_path: Path) -> None:
         del old["level"]
         (store / "brokers" / "0ld.json").write_text(json.dumps(old))
         assert care(broker, "upgrade", **fast) == {"is_dry": True, "before": 1, "after": NEWEST}
-        done = tidelog("upgrade", "--yes", "--store", broker.store, **fast)
-        assert done.stdout == b"level of the format: 1 to %d\n" % NEWEST
+        process = tidelog("upgrade", "--yes", "--store", broker.store, **fast)
+        assert process.stdout == b"level of the format: 1 to %d\n" % NEWEST
         assert care(broker, "upgrade", "--yes", **fast)["before"] == NEWEST
-        done = tidelog("upgrade", "--store", broker.store, **fast)
-        assert done.stdout.startswith(b"the log has level %d of the format already\n" % NEWEST)
+        process = tidelog("upgrade", "--store", broker.store, **fast)
+        assert process.stdout.startswith(b"the log has level %d of the format already\n" % NEWEST)
         produce(broker, "t", 10, 10)
         broker.restart()
         assert numbers(broker, "t") == [*range(20)]
@@ -168,8 +168,8 @@ def test_a_flipped_byte_fails_a_scrub(tmp_path: Path) -> None:
     assert not told["is_whole"]
     (finding,) = told["findings"]
     assert finding["where"].endswith(segment.name)
-    done = tidelog("scrub", "--store", broker.store, status=1)
-    assert done.stdout.splitlines()[-1].startswith(b"DAMAGED: ")
+    process = tidelog("scrub", "--store", broker.store, status=1)
+    assert process.stdout.splitlines()[-1].startswith(b"DAMAGED: ")
     assert care(broker, "scrub", "--quick")["is_whole"], "it reads no records"
 
 
@@ -254,8 +254,8 @@ def test_on_s3(seaweed: Seaweed, tmp_path: Path) -> None:
         for first in range(0, 150, 50):
             produce(broker, "t", first, 50)
             broker.cli("seal", "t")
-        (done,) = care(broker, "compact", "--yes", **endpoint)["compacted"]
-        assert (done["rows_after"], done["segments_after"]) == (KEYS, 1)
+        (result,) = care(broker, "compact", "--yes", **endpoint)["compacted"]
+        assert (result["rows_after"], result["segments_after"]) == (KEYS, 1)
         care(broker, "delete-records", "t", "0:140", "--yes", **endpoint)
         longer = ("--file-grace-ms", "86400000")
         assert not care(broker, "collect", "--yes", *longer, **endpoint)["collected"]["garbage"]
@@ -282,9 +282,9 @@ def test_bounds_are_shown_and_changed(tmp_path: Path) -> None:
         assert changed == care(broker, "bounds")["bounds"]
         assert changed[2]["in_effect"] == 172_800_000
         for command in ("collect", "maintain"):
-            done = tidelog(
+            process = tidelog(
                 command, "--file-grace-ms", "86400000", "--store", broker.store, status=2
             )
-            assert b"is shorter than the cluster's 172800000" in done.stderr
-        done = tidelog("bounds", "--view-age-ms", "1", "--store", broker.store, status=1)
-        assert b"view_age_ms must be 60000 to 648000000, not 1" in done.stderr
+            assert b"is shorter than the cluster's 172800000" in process.stderr
+        process = tidelog("bounds", "--view-age-ms", "1", "--store", broker.store, status=1)
+        assert b"view_age_ms must be 60000 to 648000000, not 1" in process.stderr

@@ -45,7 +45,7 @@ def tidelog(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> Iterator[Command]:
     """Run a command line in this process. It sets the umask, which other tests need as it was."""
-    before = os.umask(PRIVATE_UMASK)
+    old_umask = os.umask(PRIVATE_UMASK)
     for name in [name for name in os.environ if name.startswith("TIDELOG_")]:
         monkeypatch.delenv(name)
 
@@ -60,7 +60,7 @@ def tidelog(
         return Said(status, out.decode(), "".join(lines).removeprefix("tidelog: "))
 
     yield run
-    os.umask(before)
+    os.umask(old_umask)
 
 
 # -- files
@@ -105,9 +105,9 @@ def test_times_without_end_are_refused(tidelog: Command, seconds: str) -> None:
         ("groups", "list", "--watch", seconds),
         ("keys", "create", "User:a", "--ttl-days", seconds),
     ):
-        said = tidelog(*words)
-        assert said.status == 2, said
-        assert words[2 if words[0] == "groups" else 3] in said.line
+        result = tidelog(*words)
+        assert result.status == 2, result
+        assert words[2 if words[0] == "groups" else 3] in result.line
 
 
 def test_produce_of_a_folder(tidelog: Command, tmp_path: Path) -> None:
@@ -138,18 +138,18 @@ def test_a_key_file_without_a_key(
     if content is not None:
         file.write_bytes(content)
         file.chmod(0o600)
-    said = tidelog("--key-file", str(file), "status")
-    assert said == (2, "", f"key: {why.format(file)}")
+    result = tidelog("--key-file", str(file), "status")
+    assert result == (2, "", f"key: {why.format(file)}")
 
 
 @pytest.mark.parametrize("content", ["two\nlines", "schlüssel"])
 def test_a_key_that_no_header_can_have(tidelog: Command, tmp_path: Path, content: str) -> None:
     (tmp_path / "key").write_text(content)
     (tmp_path / "key").chmod(0o600)
-    said = tidelog("--key-file", str(tmp_path / "key"), "status")
-    assert said.status == 2
-    assert said.line.startswith("key: has a character that no key has")
-    assert content not in said.line
+    result = tidelog("--key-file", str(tmp_path / "key"), "status")
+    assert result.status == 2
+    assert result.line.startswith("key: has a character that no key has")
+    assert content not in result.line
 
 
 def test_a_header_in_the_form_of_another_api(tidelog: Command, broker: Broker, topic: str) -> None:
@@ -157,10 +157,10 @@ def test_a_header_in_the_form_of_another_api(tidelog: Command, broker: Broker, t
         file = Path(broker.store.removeprefix("file://")).parent / "headers.ndjson"
         line = f'{{"value": 1, "headers": {headers}}}'
         file.write_text(f"{line}\n")
-        said = tidelog("produce", topic, str(file), "--format", "ndjson", server=broker.base_url)
+        result = tidelog("produce", topic, str(file), "--format", "ndjson", server=broker.base_url)
         form = 'headers are an object of texts, or have the form [{"key": NAME, "value": BASE64}]'
-        assert said.status == 1
-        assert said.line.startswith(f"line 1: not a record: {form}: {line!r}")
+        assert result.status == 1
+        assert result.line.startswith(f"line 1: not a record: {form}: {line!r}")
 
 
 # -- stores
@@ -201,9 +201,9 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     ids=" ".join,
 )
 def test_a_malformed_url_of_a_store_is_wrong_usage(tidelog: Command, command: list[str]) -> None:
-    said = tidelog(*command)
-    assert said.status == 2
-    assert said.line.startswith(f"store url {command[-1]!r} is none of memory://, ")
+    result = tidelog(*command)
+    assert result.status == 2
+    assert result.line.startswith(f"store url {command[-1]!r} is none of memory://, ")
 
 
 def test_the_default_store_that_is_not_there(
@@ -222,8 +222,8 @@ def test_an_s3_endpoint_that_is_no_url(
     tidelog: Command, monkeypatch: pytest.MonkeyPatch, command: str, endpoint: str
 ) -> None:
     monkeypatch.setenv("TIDELOG_S3_ENDPOINT", endpoint)
-    said = tidelog(*command.split())
-    assert said == (2, "", f"s3_endpoint {endpoint!r} does not have the form http://HOST:PORT")
+    result = tidelog(*command.split())
+    assert result == (2, "", f"s3_endpoint {endpoint!r} does not have the form http://HOST:PORT")
 
 
 def test_a_store_below_a_file(tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_a_command_takes_the_options_of_the_store(
     (tmp_path / "backups").mkdir()
     words = command.format(folder=tmp_path).split()
     options = ("--store", "s3://b/p", "--s3-endpoint", forbidding, "--s3-region", "xx-test-7")
-    said = tidelog(*words, *options)
-    assert said.status == 3, said
-    assert said.line.startswith("s3://b/p cannot be used: AccessDenied (403)"), said
+    result = tidelog(*words, *options)
+    assert result.status == 3, result
+    assert result.line.startswith("s3://b/p cannot be used: AccessDenied (403)"), result
     assert Forbidding.signed
     assert all("/xx-test-7/s3/" in header for header in Forbidding.signed)
 
@@ -295,8 +295,8 @@ def test_every_command_on_a_store_takes_its_options() -> None:
 
 @pytest.mark.parametrize("option", ["--session-timeout-ms 20000", "--client-id me"])
 def test_an_option_of_members_without_a_group(tidelog: Command, option: str) -> None:
-    said = tidelog("consume", "a", *option.split())
-    assert said == (2, "", "--session-timeout-ms and --client-id need --group")
+    result = tidelog("consume", "a", *option.split())
+    assert result == (2, "", "--session-timeout-ms and --client-id need --group")
 
 
 @pytest.mark.parametrize(
@@ -309,15 +309,15 @@ def test_an_option_of_members_without_a_group(tidelog: Command, option: str) -> 
     ],
 )
 def test_a_wrong_value_is_named(tidelog: Command, words: str, line: str) -> None:
-    said = tidelog(*words.split())
-    assert said.status == 2
-    assert said.line.startswith("Invalid value for '--")
-    assert said.line.endswith(f": {line} (see `tidelog consume --help`)")
+    result = tidelog(*words.split())
+    assert result.status == 2
+    assert result.line.startswith("Invalid value for '--")
+    assert result.line.endswith(f": {line} (see `tidelog consume --help`)")
 
 
 def test_a_wrong_time_is_told_by_an_example(tidelog: Command) -> None:
-    said = tidelog("consume", "a", "--from", "@2026-13-01")
-    assert said.line.startswith("'@2026-13-01' is not a time: give @ and an ISO 8601 time, for")
+    result = tidelog("consume", "a", "--from", "@2026-13-01")
+    assert result.line.startswith("'@2026-13-01' is not a time: give @ and an ISO 8601 time, for")
 
 
 # -- servers that are none
@@ -340,15 +340,15 @@ def test_a_closed_port(tidelog: Command) -> None:
 
 
 def test_https_to_a_server_without_tls(tidelog: Command, other_server: str) -> None:
-    said = tidelog("status", server=f"https://{other_server}")
-    assert said.status == 3
-    assert said.line.endswith(f"{other_server}: the server does not use TLS: use http://")
+    result = tidelog("status", server=f"https://{other_server}")
+    assert result.status == 3
+    assert result.line.endswith(f"{other_server}: the server does not use TLS: use http://")
 
 
 def test_a_host_without_an_address(tidelog: Command) -> None:
-    said = tidelog("status", server="http://nosuchhost.invalid")
-    assert said.status == 3
-    assert "the name of the host has no address" in said.line
+    result = tidelog("status", server="http://nosuchhost.invalid")
+    assert result.status == 3
+    assert "the name of the host has no address" in result.line
 
 
 async def test_a_server_that_accepts_and_says_nothing() -> None:
@@ -364,14 +364,14 @@ async def test_a_server_that_accepts_and_says_nothing() -> None:
 
 def test_a_url_below_which_nothing_is(tidelog: Command, other_server: str, broker: Broker) -> None:
     for url in (f"http://{other_server}", f"{broker.base_url}/nope"):
-        said = tidelog("topics", "describe", "a", server=url)
-        assert said == (3, "", f"{url}/v3/clusters: HTTP 404: is this the URL of a broker?")
+        result = tidelog("topics", "describe", "a", server=url)
+        assert result == (3, "", f"{url}/v3/clusters: HTTP 404: is this the URL of a broker?")
 
 
 def test_the_console_is_no_server(tidelog: Command, broker: Broker) -> None:
     for url in (f"{broker.base_url}/ui/", f"{broker.base_url}/ui"):
-        said = tidelog("topics", "list", server=url)
-        assert said == (2, "", f"server {url!r} is the console's URL: remove /ui")
+        result = tidelog("topics", "list", server=url)
+        assert result == (2, "", f"server {url!r} is the console's URL: remove /ui")
 
 
 async def test_a_server_that_closes_the_connection() -> None:
@@ -397,9 +397,9 @@ def test_a_proxy_is_not_used_for_this_machine(
 
 def test_a_proxy_that_cannot_be_used(tidelog: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("all_proxy", "gopher://127.0.0.1:70")
-    said = tidelog("topics", "list", server="http://broker.example:8082")
-    assert said.status == 2
-    assert said.line.startswith("the proxy in the environment cannot be used: ")
+    result = tidelog("topics", "list", server="http://broker.example:8082")
+    assert result.status == 2
+    assert result.line.startswith("the proxy in the environment cannot be used: ")
 
 
 # -- retries
@@ -440,8 +440,8 @@ def test_retry_s_holds_for_the_first_request_if_it_is_given(
     url = f"http://127.0.0.1:{late.server_port}"
     assert tidelog(*command.split(), server=url).status == 3
     assert late.requests == 1
-    said = tidelog(*command.split(), "--retry-s", "600", server=url)
-    assert "is this the URL of a broker?" in said.line
+    result = tidelog(*command.split(), "--retry-s", "600", server=url)
+    assert "is this the URL of a broker?" in result.line
     assert late.requests == 3
 
 
@@ -460,17 +460,17 @@ def test_retry_s_holds_for_the_first_request_if_it_is_given(
     ],
 )
 def test_an_unknown_topic_is_named(tidelog: Command, broker: Broker, command: str) -> None:
-    said = tidelog(*command.format("nosuch").split(), server=broker.base_url)
-    assert said == (4, "", "topic 'nosuch' does not exist")
+    result = tidelog(*command.format("nosuch").split(), server=broker.base_url)
+    assert result == (4, "", "topic 'nosuch' does not exist")
 
 
 def test_alter_says_what_it_has_changed(tidelog: Command, broker: Broker) -> None:
     broker.create_topic("altered", 4)
     config = ["-c", "retention.ms=86400000"]
-    said = tidelog("topics", "alter", "altered", *config, server=broker.base_url)
-    assert said.out == "altered altered: retention.ms=86400000 (1d)\n"
-    said = tidelog("topics", "alter", "altered", "-u", "retention.ms", "-p", "5")
-    assert said.out == "altered altered: retention.ms reset to its default, 5 partitions\n"
+    result = tidelog("topics", "alter", "altered", *config, server=broker.base_url)
+    assert result.out == "altered altered: retention.ms=86400000 (1d)\n"
+    result = tidelog("topics", "alter", "altered", "-u", "retention.ms", "-p", "5")
+    assert result.out == "altered altered: retention.ms reset to its default, 5 partitions\n"
 
 
 @pytest.mark.parametrize("number", ["2", "4"])
@@ -480,9 +480,9 @@ def test_fewer_partitions_are_refused_before_a_config_changes(
     name = f"shrunk{number}"
     broker.create_topic(name, 4)
     changes = ["-c", "retention.ms=86400000", "-p", number]
-    said = tidelog("topics", "alter", name, *changes, server=broker.base_url)
+    result = tidelog("topics", "alter", name, *changes, server=broker.base_url)
     has = f"topic {name!r} has 4 partitions already: the new number, {number}, must be larger"
-    assert said == (1, "", has)
+    assert result == (1, "", has)
     described = json.loads(tidelog("topics", "describe", name, "--json").out)
     assert described["configs"]["retention.ms"]["is_default"]
 
@@ -491,13 +491,13 @@ def test_consume_from_beyond_the_end_says_where_the_end_is(
     tidelog: Command, broker: Broker, topic: str
 ) -> None:
     broker.cli("produce", topic, stdin="a\nb\n")
-    said = tidelog("consume", topic, "--from", "99999", server=broker.base_url)
+    result = tidelog("consume", topic, "--from", "99999", server=broker.base_url)
     ends = f"no record from offset 99999 on: {topic} ends before it (partition 0 at 2)"
-    assert said == (0, "", ends)
+    assert result == (0, "", ends)
     assert tidelog("consume", topic, "--from", "2") == (0, "", "")
-    said = tidelog("consume", topic, "--from", "99999", "--follow")
-    assert (said.status, said.out) == (1, "")
-    assert "offset 99999 is out of range" in said.line
+    result = tidelog("consume", topic, "--from", "99999", "--follow")
+    assert (result.status, result.out) == (1, "")
+    assert "offset 99999 is out of range" in result.line
 
 
 def test_consume_from_beyond_the_end_of_one_partition_says_nothing(
@@ -513,9 +513,9 @@ def test_a_group_without_members_shows_its_lag(
 ) -> None:
     broker.cli("produce", topic, stdin="a\n")
     broker.cli("consume", topic, "--group", "idle")
-    said = tidelog("groups", "describe", "idle", server=broker.base_url)
-    assert said.out.splitlines()[1] == "no members"
-    assert said.out.splitlines()[-1].split()[:4] == [topic, "0", "1", "1"]
+    result = tidelog("groups", "describe", "idle", server=broker.base_url)
+    assert result.out.splitlines()[1] == "no members"
+    assert result.out.splitlines()[-1].split()[:4] == [topic, "0", "1", "1"]
 
 
 def test_a_reset_beyond_the_end_says_that_it_goes_to_the_end(
@@ -523,9 +523,9 @@ def test_a_reset_beyond_the_end_says_that_it_goes_to_the_end(
 ) -> None:
     broker.cli("produce", topic, stdin="a\nb\n")
     words = ["groups", "reset", "far", "--topic", topic, "--to"]
-    said = tidelog(*words, "99999", server=broker.base_url)
-    assert [line.split() for line in said.out.splitlines()[1:-1]] == [[topic, "0", "2"]]
-    assert said.out.splitlines()[-1] == (
+    result = tidelog(*words, "99999", server=broker.base_url)
+    assert [line.split() for line in result.out.splitlines()[1:-1]] == [[topic, "0", "2"]]
+    assert result.out.splitlines()[-1] == (
         "far goes to offset 99999, or to the nearest offset of a partition without it"
     )
     assert tidelog(*words, "1").out.splitlines()[-1] == "far goes to offset 1"
@@ -535,6 +535,6 @@ def test_a_reset_beyond_the_end_says_that_it_goes_to_the_end(
 def test_without_security_it_says_how_to_have_it(
     tidelog: Command, broker: Broker, command: str
 ) -> None:
-    said = tidelog(*command.split(), server=broker.base_url)
-    assert said.status == 1
-    assert said.line == "security is off on this broker: start it with --security keys"
+    result = tidelog(*command.split(), server=broker.base_url)
+    assert result.status == 1
+    assert result.line == "security is off on this broker: start it with --security keys"

@@ -23,8 +23,8 @@ from tests.support.broker import (
 
 def test_lines_are_kept_byte_for_byte(broker: Broker, topic: str) -> None:
     text = 'a\n\n  two  spaces\ttab \nüñí ☃\n"quoted" \\ back\nlast without end'
-    done = broker.cli("produce", topic, stdin=text)
-    assert "produced 6 records" in done.stdout.decode()
+    process = broker.cli("produce", topic, stdin=text)
+    assert "produced 6 records" in process.stdout.decode()
     assert broker.cli("consume", topic).stdout.decode() == text + "\n"
 
 
@@ -56,11 +56,11 @@ def test_a_file_of_many_lines_in_many_requests(broker: Broker, tmp_path: Path) -
     file = tmp_path / "lines"
     file.write_text("\n".join(lines) + "\n")
     limits = ["--batch-records", "700", "--batch-bytes", "20000", "--in-flight", "4"]
-    done = broker.cli("produce", name, str(file), "--key-separator", ":", *limits, "--json")
-    said = json_of(done)
-    assert (said["records"], said["input_bytes"]) == (len(lines), file.stat().st_size)
-    assert said["requests"] >= len(lines) // 700
-    assert sum(span["end"] - span["first"] for span in said["offsets"].values()) == len(lines)
+    process = broker.cli("produce", name, str(file), "--key-separator", ":", *limits, "--json")
+    result = json_of(process)
+    assert (result["records"], result["input_bytes"]) == (len(lines), file.stat().st_size)
+    assert result["requests"] >= len(lines) // 700
+    assert sum(span["end"] - span["first"] for span in result["offsets"].values()) == len(lines)
 
     records = broker.records(name)
     assert sorted(int(record["value"]) for record in records) == list(range(len(lines)))
@@ -97,9 +97,9 @@ def test_lines_to_one_partition(broker: Broker) -> None:
 
 @pytest.mark.parametrize("acks", ["all", "1", "0"])
 def test_acks(broker: Broker, topic: str, acks: str) -> None:
-    said = json_of(broker.cli("produce", topic, "--acks", acks, "--json", stdin="a\nb\n"))
-    assert said["records"] == 2
-    assert said["offsets"] == ({"0": {"first": 0, "end": 2}} if acks == "all" else {})
+    result = json_of(broker.cli("produce", topic, "--acks", acks, "--json", stdin="a\nb\n"))
+    assert result["records"] == 2
+    assert result["offsets"] == ({"0": {"first": 0, "end": 2}} if acks == "all" else {})
     until(lambda: broker.high_watermark(topic) == 2)
 
 
@@ -173,8 +173,8 @@ def test_headers_are_texts_by_name_or_a_list(broker: Broker, topic: str) -> None
         [],
     ]
     wrong = json.dumps({"value": 1, "headers": {"n": 1}})
-    said = error_line(broker.cli("produce", topic, "-f", "ndjson", stdin=wrong, status=1))
-    assert "line 1: not a record" in said
+    result = error_line(broker.cli("produce", topic, "-f", "ndjson", stdin=wrong, status=1))
+    assert "line 1: not a record" in result
     shown = " ".join(broker.cli("produce", "--help").stdout.decode().split())
     assert '{"key": "k1", "value": {"n": 1}, "headers": {"source": "shop"}}' in shown
 
@@ -226,13 +226,13 @@ def test_a_bad_line_is_named(
     broker: Broker, topic: str, options: list[str], line: str, words: str
 ) -> None:
     good = "k:v" if "--key-separator" in options else '{"value":"1"}'
-    done = broker.cli("produce", topic, *options, stdin=f"{good}\n{good}\n{line}\n", status=1)
-    said = error_line(done)
-    assert "line 3" in said
-    assert "2 records acknowledged" in said
+    process = broker.cli("produce", topic, *options, stdin=f"{good}\n{good}\n{line}\n", status=1)
+    result = error_line(process)
+    assert "line 3" in result
+    assert "2 records acknowledged" in result
     assert broker.high_watermark(topic) == 2, "the lines before it are produced"
-    assert words in said
-    assert "acknowledged" in said
+    assert words in result
+    assert "acknowledged" in result
 
 
 @pytest.fixture(scope="module")
@@ -352,31 +352,33 @@ def mixed(broker: Broker, topic: str) -> str:
 
 
 def test_consume_stops_skips_or_shows_bytes(broker: Broker, mixed: str) -> None:
-    done = broker.cli("consume", mixed, status=1)
-    assert sorted(done.stdout.split()) == [b"a", b"x", b"y"]
-    error = error_line(done)
+    process = broker.cli("consume", mixed, status=1)
+    assert sorted(process.stdout.split()) == [b"a", b"x", b"y"]
+    error = error_line(process)
     assert f"partition {mixed}-0, offset 1" in error
     assert "--on-error skip" in error
-    done = broker.cli("consume", mixed, "--on-error", "skip")
-    assert sorted(done.stdout.split()) == [b"a", b"b", b"x", b"y"]
-    assert error_line(done) == f"skipped records that do not decode: 1, first {mixed}-0@1"
-    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw")
-    assert done.stdout == b"a\n/w==\nb\n"
-    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw", "--json", "-f", "text")
-    assert [record.get("value_base64") for record in lines_of(done)] == [None, "/w==", None]
+    process = broker.cli("consume", mixed, "--on-error", "skip")
+    assert sorted(process.stdout.split()) == [b"a", b"b", b"x", b"y"]
+    assert error_line(process) == f"skipped records that do not decode: 1, first {mixed}-0@1"
+    process = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw")
+    assert process.stdout == b"a\n/w==\nb\n"
+    process = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw", "--json", "-f", "text")
+    assert [record.get("value_base64") for record in lines_of(process)] == [None, "/w==", None]
 
 
 def test_escape_and_dead_letters(broker: Broker, mixed: str) -> None:
-    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape")
-    assert done.stdout == b"a\n\\xff\nb\n"
-    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape", "--json", "-f", "text")
-    assert [record["value"] for record in lines_of(done)] == ["a", "\\xff", "b"]
+    process = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape")
+    assert process.stdout == b"a\n\\xff\nb\n"
+    process = broker.cli(
+        "consume", mixed, "-p", "0", "--on-error", "escape", "--json", "-f", "text"
+    )
+    assert [record["value"] for record in lines_of(process)] == ["a", "\\xff", "b"]
     target = f"{mixed}-dead"
     broker.create_topic(target)
-    for more in ([], ["--group", f"{mixed}-letters"]):
-        done = broker.cli("consume", mixed, "--dead-letter", target, *more)
-        assert sorted(done.stdout.split()) == [b"a", b"b", b"x", b"y"]
-        assert error_line(done).endswith(f", sent to topic {target}: 1, first {mixed}-0@1")
+    for options in ([], ["--group", f"{mixed}-letters"]):
+        process = broker.cli("consume", mixed, "--dead-letter", target, *options)
+        assert sorted(process.stdout.split()) == [b"a", b"b", b"x", b"y"]
+        assert error_line(process).endswith(f", sent to topic {target}: 1, first {mixed}-0@1")
     letters = lines_of(broker.cli("consume", target, "--json", "-f", "binary"))
     assert [record["value"] for record in letters] == ["/w==", "/w=="]
     names = [header["key"] for header in letters[0]["headers"]]
@@ -388,17 +390,17 @@ def test_escape_and_dead_letters(broker: Broker, mixed: str) -> None:
 
 
 def test_a_follower_ends_when_the_other_partitions_are_printed(broker: Broker, mixed: str) -> None:
-    done = broker.cli("consume", mixed, "--follow", status=1)
-    assert sorted(done.stdout.split()) == [b"a", b"x", b"y"]
-    assert f"partition {mixed}-0, offset 1" in error_line(done)
+    process = broker.cli("consume", mixed, "--follow", status=1)
+    assert sorted(process.stdout.split()) == [b"a", b"x", b"y"]
+    assert f"partition {mixed}-0, offset 1" in error_line(process)
 
 
 def test_a_member_stops_or_skips(broker: Broker, mixed: str) -> None:
-    done = broker.cli("consume", mixed, "-g", f"{mixed}-readers", status=1)
-    assert sorted(done.stdout.split()) == [b"a", b"x", b"y"]
-    assert f"partition {mixed}-0, offset 1" in error_line(done)
-    done = broker.cli("consume", mixed, "-g", f"{mixed}-readers", "--on-error", "skip")
-    assert done.stdout == b"b\n", "the group continues where it was"
-    assert f"first {mixed}-0@1" in error_line(done)
-    done = broker.cli("consume", mixed, "-g", f"{mixed}-others", "--on-error", "raw")
-    assert sorted(done.stdout.split()) == [b"/w==", b"a", b"b", b"x", b"y"]
+    process = broker.cli("consume", mixed, "-g", f"{mixed}-readers", status=1)
+    assert sorted(process.stdout.split()) == [b"a", b"x", b"y"]
+    assert f"partition {mixed}-0, offset 1" in error_line(process)
+    process = broker.cli("consume", mixed, "-g", f"{mixed}-readers", "--on-error", "skip")
+    assert process.stdout == b"b\n", "the group continues where it was"
+    assert f"first {mixed}-0@1" in error_line(process)
+    process = broker.cli("consume", mixed, "-g", f"{mixed}-others", "--on-error", "raw")
+    assert sorted(process.stdout.split()) == [b"/w==", b"a", b"b", b"x", b"y"]

@@ -15,11 +15,11 @@ RECORDS = 300
 
 def test_replay_of_what_is_not_there_does_not_start_spark(broker: Broker, tmp_path: Path) -> None:
     to = str(tmp_path / "out")
-    done = tidelog("replay", "nope", "--store", broker.store, "--to", to, status=4)
-    assert "nope" in error_line(done)
+    process = tidelog("replay", "nope", "--store", broker.store, "--to", to, status=4)
+    assert "nope" in error_line(process)
     missing = (tmp_path / "missing").as_uri()
-    done = tidelog("replay", "t", "--store", missing, "--to", to, status=3)
-    assert "missing" in error_line(done)
+    process = tidelog("replay", "t", "--store", missing, "--to", to, status=3)
+    assert "missing" in error_line(process)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def replayed(store: str, to: Path, *options: str) -> int:
     """Records that the command says it has written."""
-    done = tidelog("replay", "t", "--store", store, "--to", str(to), "--json", *options)
-    assert done.stderr == b""
-    records: int = json_of(done)["records"]
+    process = tidelog("replay", "t", "--store", store, "--to", str(to), "--json", *options)
+    assert process.stderr == b""
+    records: int = json_of(process)["records"]
     return records
 
 
@@ -79,10 +79,10 @@ Caused by: java.io.IOException: Mkdirs failed to create file:/x/_temporary/0
 def test_replay_to_a_folder_that_cannot_be_made(store: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     to = tmp_path / "file" / "out"
-    done = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
-    said = error_line(done)
-    assert said.startswith(f"{to} cannot be written: ")
-    assert "An error occurred while calling" not in said
+    process = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
+    line = error_line(process)
+    assert line.startswith(f"{to} cannot be written: ")
+    assert "An error occurred while calling" not in line
 
 
 @pytest.mark.spark
@@ -100,5 +100,5 @@ def test_replay_to_parquet_has_every_record(store: str, tmp_path: Path) -> None:
     (record,) = first.to_pylist()
     assert (record["topic"], record["key"], record["value"]) == ("t", b'"k1"', b'{"n": 1}')
     assert record["headers"] == [{"key": "h", "value": b"head"}]
-    done = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
-    assert "already exists" in error_line(done)
+    process = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
+    assert "already exists" in error_line(process)

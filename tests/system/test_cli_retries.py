@@ -32,10 +32,10 @@ def test_produce_goes_on_when_the_broker_is_killed_and_comes_back(tmp_path: Path
             say(range(2000, 4000))
             time.sleep(0.5)
             broker.start()
-            said, errors = producing.communicate(timeout=200)
+            output, errors = producing.communicate(timeout=200)
             assert producing.returncode == 0, errors
-        assert json.loads(said)["records"] == 4000
-        assert json.loads(said)["retries"] > 0
+        assert json.loads(output)["records"] == 4000
+        assert json.loads(output)["retries"] > 0
         records = broker.records("t")
         assert sorted(int(record["value"]) for record in records) == list(range(4000))
         for partition in range(3):
@@ -107,10 +107,10 @@ class Stub:
 def test_what_may_succeed_later_is_repeated_with_the_same_key() -> None:
     refusals = [(503, {}), (429, {"Retry-After": "1"}), (504, {}), (502, {})]
     with Stub(*refusals).serving() as stub:
-        done = tidelog("produce", "t", "--server", stub.url, "--json", stdin="x\n")
-    said = json_of(done)
-    assert (said["records"], said["retries"]) == (1, 4)
-    assert said["offsets"] == {"0": {"first": 7, "end": 8}}
+        process = tidelog("produce", "t", "--server", stub.url, "--json", stdin="x\n")
+    output = json_of(process)
+    assert (output["records"], output["retries"]) == (1, 4)
+    assert output["offsets"] == {"0": {"first": 7, "end": 8}}
     assert len(stub.seen) == 5
     assert len({(key, body) for key, body, _ in stub.seen}) == 1
     assert stub.seen[0][0]
@@ -122,16 +122,16 @@ def test_what_may_succeed_later_is_repeated_with_the_same_key() -> None:
 def test_giving_up_says_so(status: int, exit_status: int) -> None:
     with Stub(*[(status, {})] * 50).serving() as stub:
         arguments = ["produce", "t", "--server", stub.url, "--retry-s", "0.5"]
-        done = tidelog(*arguments, stdin="x\n", status=exit_status)
-    assert "not now (0 records acknowledged)" in error_line(done)
+        process = tidelog(*arguments, stdin="x\n", status=exit_status)
+    assert "not now (0 records acknowledged)" in error_line(process)
     assert 2 <= len(stub.seen) < 10
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_definite_no_is_not_repeated(status: int) -> None:
     with Stub((status, {})).serving() as stub:
-        done = tidelog("produce", "t", "--server", stub.url, stdin="x\n", status=1)
-    assert "not now" in error_line(done)
+        process = tidelog("produce", "t", "--server", stub.url, stdin="x\n", status=1)
+    assert "not now" in error_line(process)
     assert len(stub.seen) == 1
 
 
@@ -147,5 +147,5 @@ def test_a_server_that_is_no_broker_is_said_to_be_none(command: list[str]) -> No
     stub = Stub()
     stub.told = b"<html>It works!</html>"
     with stub.serving():
-        done = tidelog(*command, "--server", stub.url, status=1)
-    assert "is not a tidelog broker" in error_line(done)
+        process = tidelog(*command, "--server", stub.url, status=1)
+    assert "is not a tidelog broker" in error_line(process)

@@ -14,15 +14,15 @@ from tests.support.ports import free_port
 def completed(words: str, url: str = "") -> list[str]:
     """Return what bash would offer after these words; the last one is incomplete."""
     count = str(len(words.split(" ")) - 1)
-    done = tidelog(
+    process = tidelog(
         is_fresh=True,
         _TIDELOG_COMPLETE="complete_bash",
         COMP_WORDS=words,
         COMP_CWORD=count,
         TIDELOG_URL=url or "http://127.0.0.1:1",
     )
-    assert not done.stderr
-    return done.stdout.decode().split()
+    assert not process.stderr
+    return process.stdout.decode().split()
 
 
 def test_the_server_stands_before_or_after_the_command(broker: Broker, topic: str) -> None:
@@ -49,9 +49,9 @@ def test_times_before_now(broker: Broker, topic: str) -> None:
     for back, lines in (("-1h", b"a\nb\n"), ("@-1h", b"a\nb\n"), ("@-0s", b"")):
         assert tidelog("consume", topic, "--from", back, *there).stdout == lines
     assert tidelog("consume", topic, "--until", "-1h", *there).stdout == b""
-    done = tidelog("groups", "reset", "g", "--to", "@-1h", "-t", topic, "--dry-run", *there)
-    assert "g would go to 20" in done.stdout.decode()
-    assert "UTC (1h before now)" in done.stdout.decode()
+    process = tidelog("groups", "reset", "g", "--to", "@-1h", "-t", topic, "--dry-run", *there)
+    assert "g would go to 20" in process.stdout.decode()
+    assert "UTC (1h before now)" in process.stdout.decode()
 
 
 def test_the_last_records_and_offsets_of_partitions(broker: Broker) -> None:
@@ -60,7 +60,7 @@ def test_the_last_records_and_offsets_of_partitions(broker: Broker) -> None:
     for number in ("0", "1"):
         lines = "".join(f"{number}{letter}\n" for letter in "abc")
         tidelog("produce", "two", "-p", number, *there, stdin=lines)
-    for words, wanted in (
+    for words, expected in (
         (("--last", "1"), b"0c 1c"),
         (("--from", "-2"), b"0b 0c 1b 1c"),
         (("--last", "9", "-p", "1"), b"1a 1b 1c"),
@@ -68,7 +68,7 @@ def test_the_last_records_and_offsets_of_partitions(broker: Broker) -> None:
         (("--from", "0:2,1:1"), b"0c 1b 1c"),
         (("--from", "1:end"), b""),
     ):
-        assert sorted(tidelog("consume", "two", *words, *there).stdout.split()) == wanted.split()
+        assert sorted(tidelog("consume", "two", *words, *there).stdout.split()) == expected.split()
     for words in (("--last", "1", "--from", "3"), ("--from", "0:1", "-p", "0"), ("--until", "-1")):
         tidelog("consume", "two", *words, *there, status=2)
     for start in ("-1", "0:1"):
@@ -78,20 +78,20 @@ def test_the_last_records_and_offsets_of_partitions(broker: Broker) -> None:
 def test_configs_with_units(broker: Broker) -> None:
     there = ("--server", broker.base_url)
     options = ("-c", "retention.ms=7d", "-c", "segment.bytes=32MiB")
-    said = tidelog("topics", "create", "units", *options, *there).stdout.decode()
-    assert "retention.ms=604800000 (1w), segment.bytes=33554432 (32MiB)" in said
+    output = tidelog("topics", "create", "units", *options, *there).stdout.decode()
+    assert "retention.ms=604800000 (1w), segment.bytes=33554432 (32MiB)" in output
     configs = json_of(tidelog("topics", "describe", "units", "--json", *there))["configs"]
     assert configs["retention.ms"]["value"] == "604800000"
-    said = tidelog("topics", "alter", "units", "-c", "retention.ms=36h", *there).stdout.decode()
-    assert said == "altered units: retention.ms=129600000 (36h)\n"
+    output = tidelog("topics", "alter", "units", "-c", "retention.ms=36h", *there).stdout.decode()
+    assert output == "altered units: retention.ms=129600000 (36h)\n"
     refused = tidelog("topics", "alter", "units", "-c", "retention.ms=7y", *there, status=2)
     assert error_line(refused).startswith("retention.ms: '7y' is not a duration")
 
 
 @pytest.mark.parametrize("place", ["-10", "0:17", "noon", "@noon", "-1y"])
 def test_positions_that_a_command_does_not_take(place: str) -> None:
-    said = error_line(tidelog("groups", "reset", "g", "--to", place, status=2))
-    assert repr(place) in said
+    output = error_line(tidelog("groups", "reset", "g", "--to", place, status=2))
+    assert repr(place) in output
 
 
 # -- stdout and interrupts
@@ -147,8 +147,8 @@ def in_shell(line: str, broker: Broker) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_argument_that_is_not_utf8_is_refused(broker: Broker) -> None:
-    done = broker.cli("topics", "create", os.fsdecode(b"\xff"), status=2)
-    assert error_line(done) == "argument 3 is not UTF-8 text: b'\\xff'"
+    process = broker.cli("topics", "create", os.fsdecode(b"\xff"), status=2)
+    assert error_line(process) == "argument 3 is not UTF-8 text: b'\\xff'"
 
 
 def test_name_of_file_may_have_any_bytes(broker: Broker, topic: str, tmp_path: Path) -> None:

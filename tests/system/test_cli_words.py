@@ -38,8 +38,8 @@ def test_a_switch_with_a_value_says_how_to_write_it(tidelog: Command) -> None:
     for path, switch, contrary in all_switches:
         form = f"{switch} or {contrary}" if contrary else switch
         line = f"{switch} takes no value: give {form} without 'true'"
-        said = tidelog(*path.split(), switch, "true")
-        assert said == (2, "", f"{line} (an argument 'true' goes before the options)")
+        result = tidelog(*path.split(), switch, "true")
+        assert result == (2, "", f"{line} (an argument 'true' goes before the options)")
         assert tidelog(*path.split(), f"{switch}=true") == (2, "", line)
 
 
@@ -48,9 +48,9 @@ def test_a_switch_with_a_value_says_how_to_write_it(tidelog: Command) -> None:
 def test_a_value_of_a_switch_is_not_the_store(
     tidelog: Command, store: list[str], word: str
 ) -> None:
-    said = tidelog("serve", *store, "--port", "0", "--auto-create-topics", word)
-    assert said.status == 2
-    assert said.line.startswith(
+    result = tidelog("serve", *store, "--port", "0", "--auto-create-topics", word)
+    assert result.status == 2
+    assert result.line.startswith(
         "--auto-create-topics takes no value: give --auto-create-topics or "
         f"--no-auto-create-topics without {word!r}"
     )
@@ -60,9 +60,9 @@ def test_a_value_of_a_switch_is_not_the_store(
 def test_arguments_after_switches_that_are_no_values_are_taken(
     tidelog: Command, words: str
 ) -> None:
-    said = tidelog("topics", "describe", *words.split(), server="http://127.0.0.1:9")
-    assert "takes no value" not in said.line
-    assert said.status == (2 if words == "--json --" else 3)
+    result = tidelog("topics", "describe", *words.split(), server="http://127.0.0.1:9")
+    assert "takes no value" not in result.line
+    assert result.status == (2 if words == "--json --" else 3)
 
 
 def test_each_word_of_another_tool_has_its_hint(tidelog: Command) -> None:
@@ -71,8 +71,8 @@ def test_each_word_of_another_tool_has_its_hint(tidelog: Command) -> None:
         assert tidelog(word, "more").line == f"No such command {word!r}: {hint}"
     for (path, option), hint in OPTIONS.items():
         for command in [path] if path else ["topics list", "consume", "groups reset"]:
-            said = tidelog(*command.split(), option, "x")
-            assert said == (2, "", f"No such option: {option}: {hint}"), (command, option)
+            result = tidelog(*command.split(), option, "x")
+            assert result == (2, "", f"No such option: {option}: {hint}"), (command, option)
 
 
 def test_what_a_hint_names_exists() -> None:
@@ -94,6 +94,6 @@ def test_what_a_hint_names_exists() -> None:
 
 def test_other_unknown_words_name_the_help(tidelog: Command) -> None:
     assert tidelog("nothing") == (2, "", "No such command 'nothing' (see `tidelog --help`)")
-    said = tidelog("topics", "list", "--nothing")
-    assert said.line.startswith("No such option: --nothing")
-    assert said.line.endswith("(see `tidelog topics list --help`)")
+    result = tidelog("topics", "list", "--nothing")
+    assert result.line.startswith("No such option: --nothing")
+    assert result.line.endswith("(see `tidelog topics list --help`)")

@@ -45,27 +45,29 @@ def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
                     sent.append(producer.send("t", str(number), key=f"k{number % 50}"))
                     time.sleep(0.002)
 
-        seen: collections.Counter[int] = collections.Counter()
+        counts: collections.Counter[int] = collections.Counter()
         with (
             Threads(load, stop=stop) as loading,
             Consumer(urls(cluster[:2]), "t", group="g", session_timeout_ms=10_000) as consumer,
         ):
             for broker in cluster:
-                until(lambda: bool(seen.update(int(r.value) for r in consumer.poll(0.2)) or seen))
+                until(
+                    lambda: bool(counts.update(int(r.value) for r in consumer.poll(0.2)) or counts)
+                )
                 broker.kill()
                 for _ in range(5):
-                    seen.update(int(record.value) for record in consumer.poll(0.2))
+                    counts.update(int(record.value) for record in consumer.poll(0.2))
                 broker.start()
             loading.end()
             servers = consumer.asynchronous.connection.servers
             until(
                 lambda: bool(
-                    seen.update(int(record.value) for record in consumer.poll(0.2))
-                    or (len(seen) == len(sent) and servers.learned)
+                    counts.update(int(record.value) for record in consumer.poll(0.2))
+                    or (len(counts) == len(sent) and servers.learned)
                 )
             )
-        assert set(seen) == set(range(len(sent)))
-        places = [(done.result().partition, done.result().offset) for done in sent]
+        assert set(counts) == set(range(len(sent)))
+        places = [(future.result().partition, future.result().offset) for future in sent]
         assert len(set(places)) == len(places)
         with Admin(urls(cluster)) as admin:
             assert sum(end for _, end in admin.offsets("t").values()) == len(sent), "none twice"
@@ -75,8 +77,8 @@ def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
 def test_several_servers_of_a_command(broker: Broker, topic: str) -> None:
     servers = f"127.0.0.1:9,{broker.base_url}"
     tidelog("produce", topic, "--server", servers, stdin="a\n")
-    for more in ([], ["--group", topic]):
-        assert tidelog("consume", topic, "--server", servers, *more).stdout == b"a\n"
+    for options in ([], ["--group", topic]):
+        assert tidelog("consume", topic, "--server", servers, *options).stdout == b"a\n"
 
 
 # -- signals
@@ -108,10 +110,10 @@ def member(broker: Broker, topic: str, out: Path) -> Iterator[subprocess.Popen[b
 
 
 def members_of(broker: Broker, group: str) -> list[Any]:
-    done = broker.cli("groups", "describe", group, "--json", status=None)
-    if done.returncode == 4:  # without members and committed offsets, there is no group
+    process = broker.cli("groups", "describe", group, "--json", status=None)
+    if process.returncode == 4:  # without members and committed offsets, there is no group
         return []
-    members: list[Any] = json_of(done)["members"]
+    members: list[Any] = json_of(process)["members"]
     return members
 
 
@@ -224,13 +226,13 @@ def test_members_come_and_go_by_any_signal(tmp_path: Path) -> None:
                     time.sleep(0.5)
                     churn.check()
             churn.end()
-            wanted = {f"v{number}".encode() for number in range(churn.sent)}
-            until(lambda: set(churn.printed()) == wanted, 120)
+            values = {f"v{number}".encode() for number in range(churn.sent)}
+            until(lambda: set(churn.printed()) == values, 120)
             churn.check()
             assert churn.exits == []
             printed = churn.printed()
-            twice = sum(count - 1 for count in printed.values())
-            print(f"rounds {ROUNDS}, members {churn.started}, sent {churn.sent}, twice {twice}")
+            repeats = sum(count - 1 for count in printed.values())
+            print(f"rounds {ROUNDS}, members {churn.started}, sent {churn.sent}, twice {repeats}")
 
 
 # -- produce --state
@@ -259,8 +261,8 @@ def test_a_killed_command_goes_on_where_it_was(broker: Broker, tmp_path: Path) -
             if kills == 6:
                 assert producing.wait(200) == 0
                 break
-            wanted = lines_in(state) + rng.randrange(1, 300)
-            while producing.poll() is None and lines_in(state) < wanted:
+            goal = lines_in(state) + rng.randrange(1, 300)
+            while producing.poll() is None and lines_in(state) < goal:
                 time.sleep(0.005)
             producing.kill()
             kills += 1
@@ -297,12 +299,12 @@ def test_a_request_under_way_is_sent_again_with_the_same_key(
         "since_ms": round(time.time() * 1000),
     }
     state.write_text(json.dumps(saved_state))
-    said = json_of(broker.cli(*words, "--json", stdin="a\nb\nc\nd\n"))
-    assert said["records"] == 2
+    output = json_of(broker.cli(*words, "--json", stdin="a\nb\nc\nd\n"))
+    assert output["records"] == 2
     assert len(broker.records("again")) == 5, "c and d are there once"
     state.write_text(json.dumps(saved_state))
-    said = error_line(broker.cli(*words, stdin="a\nb\nC\nD\n", status=1))
-    assert "lines 3 to 4 of the input have changed" in said
+    output = error_line(broker.cli(*words, stdin="a\nb\nC\nD\n", status=1))
+    assert "lines 3 to 4 of the input have changed" in output
     saved_state["pending"]["since_ms"] -= 3_600_000
     state.write_text(json.dumps(saved_state))
     assert "it is unknown whether" in error_line(broker.cli(*words, stdin="a\n", status=1))
@@ -316,8 +318,8 @@ def test_file_that_became_shorter_is_another_input(broker: Broker, tmp_path: Pat
     file.write_text("1\n2\n3\n")
     broker.cli(*words)
     file.write_text("4\n")
-    done = broker.cli(*words, status=1)
-    assert error_line(done) == f"the input is shorter than {state} says: it is another one"
+    process = broker.cli(*words, status=1)
+    assert error_line(process) == f"the input is shorter than {state} says: it is another one"
     assert broker.high_watermark("rotated") == 3
 
 
@@ -329,11 +331,11 @@ def test_rotated_file_that_is_longer_again_is_another_input(broker: Broker, tmp_
     broker.cli(*words, str(file))
     other_lines = "4\n5\n6\n7\n"
     file.write_text(other_lines)
-    for done in (
+    for process in (
         broker.cli(*words, str(file), status=1),
         broker.cli(*words, stdin=other_lines, status=1),
     ):
-        assert "line 3 of the input is not the line that is in the topic" in error_line(done)
+        assert "line 3 of the input is not the line that is in the topic" in error_line(process)
     assert broker.high_watermark("longer") == 3
 
 
@@ -344,9 +346,9 @@ def test_a_state_of_another_topic_or_with_a_bad_line(
     other_topic = f"{topic}-other"
     broker.create_topic(other_topic)
     words = ["--state", str(state), "--key-separator", ":"]
-    said = error_line(broker.cli("produce", topic, *words, stdin="k:1\nk:2\nbad\n", status=1))
-    assert "line 3" in said
-    assert "lines 1 to 2 are in the topic" in said
+    line = error_line(broker.cli("produce", topic, *words, stdin="k:1\nk:2\nbad\n", status=1))
+    assert "line 3" in line
+    assert "lines 1 to 2 are in the topic" in line
     broker.cli("produce", topic, *words, stdin="k:1\nk:2\nk:3\n")
     assert [record["value"] for record in broker.records(topic)] == ["1", "2", "3"]
     assert f"belongs to topic {topic!r}" in error_line(

@@ -41,22 +41,22 @@ def composed(folder: Path) -> Iterator[tuple[list[BrokerProcess], compose.Transl
         address = server.endpoint_url.removeprefix("http://")
         translation = compose.Translation(folder, {"s3:9000": address})
         bucket = services["bucket"]
-        done = subprocess.run(
+        process = subprocess.run(
             compose.command(bucket),
             env=compose.job_environment("bucket", bucket, translation),
             timeout=60,
             check=False,
         )
-        assert done.returncode == 0
-        made = [
+        assert process.returncode == 0
+        broker_processes = [
             compose.broker_process(name, service, translation, folder)
             for name, service in compose.brokers(services).items()
         ]
-        for broker in made:
+        for broker in broker_processes:
             stack.callback(broker.kill)
-        with ThreadPoolExecutor(len(made)) as pool:
-            list(pool.map(BrokerProcess.start, made))
-        yield made, translation
+        with ThreadPoolExecutor(len(broker_processes)) as pool:
+            list(pool.map(BrokerProcess.start, broker_processes))
+        yield broker_processes, translation
 
 
 @contextmanager
@@ -111,8 +111,8 @@ def is_healthy(broker: BrokerProcess) -> bool:
     match = re.search(r"HEALTHCHECK (?:.*\\\n *)?CMD (\[.*\])", text)
     assert match is not None
     command = json.loads(match[1].replace(":8082/", f":{broker.port}/"))
-    done = subprocess.run(command, capture_output=True, timeout=10, check=False)
-    return done.returncode == 0
+    process = subprocess.run(command, capture_output=True, timeout=10, check=False)
+    return process.returncode == 0
 
 
 def maintained(translation: compose.Translation) -> None:
@@ -127,12 +127,12 @@ def maintained(translation: compose.Translation) -> None:
     )
     try:
         assert process.stdout is not None
-        said = ""
+        output = ""
         for line in process.stdout:
-            said += line
+            output += line
             if "collect" in line:
                 break
-        assert "nothing to retain" in said, said
+        assert "nothing to retain" in output, output
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -24,37 +24,37 @@ def events(count: int = 40) -> list[Event]:
 
 def read_back(sent: Sequence[Event]) -> list[ReadRecord]:
     """Return the records of a correct log: N1 and N3 in partition 0, the rest in 1."""
-    seen = []
+    records = []
     for partition in range(PARTITIONS):
         partition_events = [
             event for event in sent if (event.key in {"N1", "N3"}) == (partition == 0)
         ]
-        seen += [
+        records += [
             ReadRecord(event.seq, partition, offset, event.key, event.timestamp_ms, event.value)
             for offset, event in enumerate(partition_events)
         ]
-    return seen
+    return records
 
 
-def acks_of(seen: Sequence[ReadRecord]) -> dict[int, Place]:
-    return {record.seq: Place(record.partition, record.offset) for record in seen}
+def acks_of(records: Sequence[ReadRecord]) -> dict[int, Place]:
+    return {record.seq: Place(record.partition, record.offset) for record in records}
 
 
-def ends_of(seen: Sequence[ReadRecord]) -> dict[int, int]:
-    return {n: sum(record.partition == n for record in seen) for n in range(PARTITIONS)}
+def ends_of(records: Sequence[ReadRecord]) -> dict[int, int]:
+    return {n: sum(record.partition == n for record in records) for n in range(PARTITIONS)}
 
 
-def failed(seen: Sequence[ReadRecord]) -> set[str]:
-    """Names of the checks that `seen` fails, where the right records were sent and acknowledged."""
+def failed(records: Sequence[ReadRecord]) -> set[str]:
+    """Names of the checks that `records` fail, if the right records were sent and acknowledged."""
     sent = events()
     right = read_back(sent)
     checks = [
-        demo_checks.check_count("record count", len(sent), len(seen)),
-        demo_checks.check_dense(seen, ends_of(right)),
-        demo_checks.check_once(sent, seen),
-        demo_checks.check_acked(acks_of(right), seen),
-        demo_checks.check_values(sent, seen),
-        demo_checks.check_key_order(sent, seen),
+        demo_checks.check_count("record count", len(sent), len(records)),
+        demo_checks.check_dense(records, ends_of(right)),
+        demo_checks.check_once(sent, records),
+        demo_checks.check_acked(acks_of(right), records),
+        demo_checks.check_values(sent, records),
+        demo_checks.check_key_order(sent, records),
     ]
     return {check.name for check in checks if not check.is_ok}
 
@@ -73,63 +73,63 @@ def test_what_a_log_gives_that_keeps_its_word_passes() -> None:
 
 @pytest.mark.parametrize("index", [0, 7, 19, 20, 39])
 def test_a_lost_record_is_found(index: int) -> None:
-    seen = read_back(events())
-    del seen[index]
-    failed_checks = failed(seen)
+    records = read_back(events())
+    del records[index]
+    failed_checks = failed(records)
     assert {COUNT, DENSE, ONCE, ACKED, VALUES} <= failed_checks
     lost_key = read_back(events())[index].key
     assert (ORDER in failed_checks) == (lost_key is not None)
 
 
 def test_a_lost_record_is_found_where_the_offsets_close_the_gap() -> None:
-    seen = [record for record in read_back(events()) if record.seq != 8]
+    records = [record for record in read_back(events()) if record.seq != 8]
     closed = [
         record._replace(offset=record.offset - 1)
         if record.partition == 0 and record.offset > 4
         else record
-        for record in seen
+        for record in records
     ]
     assert {COUNT, DENSE, ONCE, ACKED, VALUES, ORDER} == failed(closed)
 
 
 def test_a_doubled_record_is_found() -> None:
-    seen = read_back(events())
-    end = ends_of(seen)[1]
-    assert {COUNT, DENSE, ONCE, ORDER} == failed([*seen, seen[-2]._replace(offset=end)])
+    records = read_back(events())
+    end = ends_of(records)[1]
+    assert {COUNT, DENSE, ONCE, ORDER} == failed([*records, records[-2]._replace(offset=end)])
 
 
 def test_one_record_doubled_over_another_is_found_though_the_count_is_right() -> None:
-    seen = read_back(events())
-    seen[3] = seen[2]._replace(offset=3)
-    assert {ONCE, ACKED, ORDER} <= failed(seen)
+    records = read_back(events())
+    records[3] = records[2]._replace(offset=3)
+    assert {ONCE, ACKED, ORDER} <= failed(records)
 
 
 def test_swapped_order_within_a_key_is_found() -> None:
-    seen = read_back(events())
-    first, second = [i for i, record in enumerate(seen) if record.key == "N2"][3:5]
-    a, b = seen[first], seen[second]
-    seen[first] = b._replace(offset=a.offset)
-    seen[second] = a._replace(offset=b.offset)
-    assert {ACKED, ORDER} == failed(seen)
+    records = read_back(events())
+    first, second = [i for i, record in enumerate(records) if record.key == "N2"][3:5]
+    a, b = records[first], records[second]
+    records[first] = b._replace(offset=a.offset)
+    records[second] = a._replace(offset=b.offset)
+    assert {ACKED, ORDER} == failed(records)
 
 
 def test_swapped_order_of_records_without_a_key_is_no_broken_promise() -> None:
     sent = events()
-    seen = read_back(sent)
-    first, second = [i for i, record in enumerate(seen) if record.key is None][3:5]
-    a, b = seen[first], seen[second]
-    seen[first] = b._replace(offset=a.offset)
-    seen[second] = a._replace(offset=b.offset)
-    assert demo_checks.check_key_order(sent, seen).is_ok
+    records = read_back(sent)
+    first, second = [i for i, record in enumerate(records) if record.key is None][3:5]
+    a, b = records[first], records[second]
+    records[first] = b._replace(offset=a.offset)
+    records[second] = a._replace(offset=b.offset)
+    assert demo_checks.check_key_order(sent, records).is_ok
 
 
 def test_a_key_in_two_partitions_is_found() -> None:
     sent = events()
-    seen = read_back(sent)
-    moved = next(i for i, record in enumerate(seen) if record.key == "N3")
+    records = read_back(sent)
+    moved = next(i for i, record in enumerate(records) if record.key == "N3")
     # Before all others of its key, and in its own order: only the partition is wrong.
-    seen[moved] = seen[moved]._replace(partition=-1, offset=0)
-    check = demo_checks.check_key_order(sent, seen)
+    records[moved] = records[moved]._replace(partition=-1, offset=0)
+    check = demo_checks.check_key_order(sent, records)
     assert not check.is_ok
     assert "N3" in check.seen
 
@@ -138,21 +138,23 @@ def test_a_key_in_two_partitions_is_found() -> None:
     "change", [{"value": b'{"seq":5} '}, {"key": "N9"}, {"key": None}, {"timestamp_ms": 1}]
 )
 def test_a_changed_record_is_found(change: dict[str, object]) -> None:
-    seen = read_back(events())
-    index = next(i for i, record in enumerate(seen) if record.seq == 5)
-    seen[index] = seen[index]._replace(**change)  # type: ignore[arg-type]
-    assert VALUES in failed(seen)
+    records = read_back(events())
+    index = next(i for i, record in enumerate(records) if record.seq == 5)
+    records[index] = records[index]._replace(**change)  # type: ignore[arg-type]
+    assert VALUES in failed(records)
 
 
 def test_an_offset_beyond_the_end_is_found() -> None:
-    seen = read_back(events())
-    seen[-1] = seen[-1]._replace(offset=seen[-1].offset + 1)
-    assert DENSE in failed(seen)
+    records = read_back(events())
+    records[-1] = records[-1]._replace(offset=records[-1].offset + 1)
+    assert DENSE in failed(records)
 
 
 def test_an_unexpected_partition_is_found() -> None:
-    seen = read_back(events())
-    assert not demo_checks.check_dense([*seen, seen[0]._replace(partition=7)], ends_of(seen)).is_ok
+    records = read_back(events())
+    assert not demo_checks.check_dense(
+        [*records, records[0]._replace(partition=7)], ends_of(records)
+    ).is_ok
 
 
 # -- tiers
@@ -187,10 +189,10 @@ def test_carriers_of_the_file_count_all_and_average_those_that_left() -> None:
     assert demo_checks.carriers(ROWS) == CARRIERS
 
 
-def carrier_checks(seen: dict[str, Carrier]) -> tuple[CheckResult, CheckResult]:
+def carrier_checks(records: dict[str, Carrier]) -> tuple[CheckResult, CheckResult]:
     return (
-        demo_checks.check_carrier_counts(CARRIERS, seen),
-        demo_checks.check_carrier_means(CARRIERS, seen),
+        demo_checks.check_carrier_counts(CARRIERS, records),
+        demo_checks.check_carrier_means(CARRIERS, records),
     )
 
 
@@ -225,9 +227,11 @@ def test_a_wrong_count_fails() -> None:
     assert "AA 2" in counts.seen
 
 
-@pytest.mark.parametrize("seen", [{}, {"UA": Carrier(3, 2.5)}, CARRIERS | {"ZZ": Carrier(1, 1.0)}])
-def test_missing_and_foreign_carriers_fail(seen: dict[str, Carrier]) -> None:
-    counts, means = carrier_checks(seen)
+@pytest.mark.parametrize(
+    "records", [{}, {"UA": Carrier(3, 2.5)}, CARRIERS | {"ZZ": Carrier(1, 1.0)}]
+)
+def test_missing_and_foreign_carriers_fail(records: dict[str, Carrier]) -> None:
+    counts, means = carrier_checks(records)
     assert not counts.is_ok
     assert not means.is_ok
 

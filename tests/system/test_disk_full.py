@@ -63,14 +63,14 @@ def full(disk: Path, room: int = 0) -> Iterator[None]:
 
 
 def _fill(file: io.FileIO) -> int:
-    before = file.tell()
+    start = file.tell()
     for size in (2**16, 2**12, 1):
         try:
             while file.write(bytes(size)):
                 pass
         except OSError:
             continue
-    return file.tell() - before
+    return file.tell() - start
 
 
 class Producer:

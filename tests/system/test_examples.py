@@ -98,8 +98,13 @@ def test_site_activity_counts_views_in_each_minute(broker: Broker) -> None:
     broker.cli("seal", "page-views")
     out, _ = ran("site_activity", "count", "--store", broker.folder / "store")
     assert out.splitlines() == [
-        f"{start + dt.timedelta(minutes=minute):%Y-%m-%d %H:%M}\t{rest}"
-        for minute, rest in [(0, "/\t3\t2"), (0, "/cart\t1\t1"), (1, "/\t1\t1"), (3, "/cart\t1\t1")]
+        f"{start + dt.timedelta(minutes=minute):%Y-%m-%d %H:%M}\t{counts}"
+        for minute, counts in [
+            (0, "/\t3\t2"),
+            (0, "/cart\t1\t1"),
+            (1, "/\t1\t1"),
+            (3, "/cart\t1\t1"),
+        ]
     ]
 
 

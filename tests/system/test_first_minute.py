@@ -22,8 +22,8 @@ BUSY_CPU_S = 5.0
 ROWS = re.compile(r"^    (\w*) +(\S.*)$", re.MULTILINE)
 
 
-def rows(said: str) -> list[tuple[str, str]]:
-    return ROWS.findall(said)
+def rows(output: str) -> list[tuple[str, str]]:
+    return ROWS.findall(output)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def here(tmp_path: Path) -> Path:
 def typed(text: str, folder: Path) -> str:
     """Run a line of a banner in a shell."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-o", "pipefail", "-c", text],
         cwd=folder,
         env=environment(PATH=path),
@@ -45,8 +45,8 @@ def typed(text: str, folder: Path) -> str:
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, f"{text}\n{done.stderr}"
-    return done.stdout
+    assert process.returncode == 0, f"{text}\n{process.stderr}"
+    return process.stdout
 
 
 # -- tidelog serve
@@ -59,11 +59,11 @@ def test_serve_prints_one_banner_and_its_command_works(tmp_path: Path, here: Pat
         assert " INFO tidelog listening on " in lines[first]
         assert all(line.startswith("    ") for line in lines[first + 1 :]), "other lines are quiet"
         assert not any(" INFO " in line for line in lines[:first])
-        said = dict(rows(broker.log()))
-        assert said["console"] == f"{broker.base_url}/ui/"
-        assert said["store"] == broker.store
-        assert said["Kafka"] == f"127.0.0.1:{broker.settings['kafka_port']}"
-        typed(said["next"].partition("    (")[0], here)
+        banner_rows = dict(rows(broker.log()))
+        assert banner_rows["console"] == f"{broker.base_url}/ui/"
+        assert banner_rows["store"] == broker.store
+        assert banner_rows["Kafka"] == f"127.0.0.1:{broker.settings['kafka_port']}"
+        typed(banner_rows["next"].partition("    (")[0], here)
         assert json.loads(broker.cli("topics", "list", "--json").stdout)
         broker.restart()
         assert " topics list " in dict(rows(broker.log()))["next"]
@@ -83,14 +83,14 @@ def test_each_fact_of_the_banner_is_an_event_in_json(tmp_path: Path) -> None:
 @contextmanager
 def running_dev(here: Path, port: int, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
     """`tidelog dev` in a session of its own, as in a terminal; its banner is in `here`/../said."""
-    with open(here.parent / "said", "wb") as said:
+    with open(here.parent / "said", "wb") as file:
         process = subprocess.Popen(
             [BIN / "tidelog", "dev", "--port", str(port), *options],
             cwd=here,
             env=environment(),
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=file,
+            stderr=file,
             start_new_session=True,
         )
     try:
@@ -129,8 +129,8 @@ def ctrl_c(process: "subprocess.Popen[bytes]") -> int:
 
 def numbers(url: str) -> list[int]:
     """The numbers of all departures in the log."""
-    said = tidelog("consume", dev.TOPIC, "--from", "beginning", "--json", TIDELOG_URL=url).stdout
-    values = [json.loads(line)["value"] for line in said.splitlines()]
+    output = tidelog("consume", dev.TOPIC, "--from", "beginning", "--json", TIDELOG_URL=url).stdout
+    values = [json.loads(line)["value"] for line in output.splitlines()]
     return sorted(value["number"] for value in values if isinstance(value, dict))
 
 
@@ -139,11 +139,11 @@ def test_dev_shows_live_data_and_its_commands_work(here: Path) -> None:
     url = f"http://127.0.0.1:{port}"
     with running_dev(here, port, "--rate", "200") as process:
         assert cpu_s(process) < BUSY_CPU_S
-        said = rows(banner(here))
-        assert dict(said)["console"] == f"{url}/ui/"
-        assert dict(said)["store"] == str(here / "tidelog-data")
-        start = [name for name, _ in said].index("next")
-        follow, lag, produce = (value for _, value in said[start : start + 3])
+        banner_rows = rows(banner(here))
+        assert dict(banner_rows)["console"] == f"{url}/ui/"
+        assert dict(banner_rows)["store"] == str(here / "tidelog-data")
+        start = [name for name, _ in banner_rows].index("next")
+        follow, lag, produce = (value for _, value in banner_rows[start : start + 3])
         assert len(typed(follow, here).splitlines()) == 5
         assert dev.TOPIC in typed(lag, here)
         typed(produce, here)
@@ -169,20 +169,20 @@ def test_dev_shows_live_data_and_its_commands_work(here: Path) -> None:
 
 
 def lag_of(group: str, url: str) -> int:
-    said = json.loads(tidelog("groups", "lag", group, "--json", TIDELOG_URL=url).stdout)
-    return int(said["lag"])
+    answer = json.loads(tidelog("groups", "lag", group, "--json", TIDELOG_URL=url).stdout)
+    return int(answer["lag"])
 
 
 def test_departures_are_those_of_their_number() -> None:
-    made = [dev.departure(number) for number in range(500)]
-    assert made == [dev.departure(number) for number in range(500)]
-    assert len({json.dumps(departure) for departure in made}) == 500
-    assert len({departure["key"] for departure in made}) > 100
+    departures = [dev.departure(number) for number in range(500)]
+    assert departures == [dev.departure(number) for number in range(500)]
+    assert len({json.dumps(departure) for departure in departures}) == 500
+    assert len({departure["key"] for departure in departures}) > 100
 
 
 def test_dev_ends_with_the_brokers_error(here: Path) -> None:
     with Broker(here / "other") as other:
-        done = subprocess.run(
+        process = subprocess.run(
             [BIN / "tidelog", "dev", "--port", str(other.port)],
             cwd=here,
             env=environment(),
@@ -191,6 +191,6 @@ def test_dev_ends_with_the_brokers_error(here: Path) -> None:
             timeout=240,
             check=False,
         )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
     assert f"cannot listen on 127.0.0.1:{other.port}" in line

@@ -30,8 +30,8 @@ def _post(broker: Broker, path: str, body: Any, media_type: str = PLAIN["content
 
 
 def _join(broker: Broker) -> None:
-    said = {"name": "only", "format": "json", "auto.offset.reset": "earliest"}
-    _post(broker, "/consumers/g", said)
+    body = {"name": "only", "format": "json", "auto.offset.reset": "earliest"}
+    _post(broker, "/consumers/g", body)
     _post(broker, f"{MEMBER}/subscription", {"topics": ["t"]})
 
 
@@ -88,5 +88,5 @@ def test_lost_answer_of_a_forwarded_read_passes_over_no_record(
         while len(set(received)) < len(values):
             received += _read(forwarder)
         assert received == values
-        more = _produce(coordinator, 10)
-        assert [*_read(forwarder), *_read(coordinator)] == more
+        new_values = _produce(coordinator, 10)
+        assert [*_read(forwarder), *_read(coordinator)] == new_values

@@ -41,11 +41,11 @@ class Anywhere:
     def close(self) -> None:
         self._http.close()
 
-    def __call__(self, method: str, path: str, **more: Any) -> httpx.Response:
+    def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
         for _ in range(50):
             broker = self._random.choice(self.found)
             try:
-                answer = self._http.request(method, f"{broker.base_url}{path}", **more)
+                answer = self._http.request(method, f"{broker.base_url}{path}", **options)
             except httpx.TransportError:
                 pass
             else:
@@ -63,12 +63,12 @@ class Instance:
         self._anywhere = anywhere
         self.topic = topic
         body = {"name": "only", "format": "json", "auto.offset.reset": "earliest"}
-        made = anywhere("POST", f"/consumers/{group}", json=body, headers=PLAIN)
-        assert made.status_code == 200, made.text
+        answer = anywhere("POST", f"/consumers/{group}", json=body, headers=PLAIN)
+        assert answer.status_code == 200, answer.text
         self.base = f"/consumers/{group}/instances/only"
 
-    def __call__(self, method: str, what: str, body: Any = None) -> Any:
-        answer = self._anywhere(method, f"{self.base}{what}", json=body, headers=PLAIN)
+    def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self._anywhere(method, f"{self.base}{path}", json=body, headers=PLAIN)
         assert answer.status_code in (200, 204), answer.text
         return answer.json() if answer.content else None
 
@@ -106,8 +106,8 @@ def check_coordinator(cluster_brokers: list[Broker], group: str) -> None:
             answer = http.get(related)
             assert answer.status_code == 200, answer.text
             named.append(answer.json()["broker_id"])
-    others = {number for number in named if number != 1}
-    assert (named.count(1), len(others)) == (1, 1), named
+    other_numbers = {number for number in named if number != 1}
+    assert (named.count(1), len(other_numbers)) == (1, 1), named
 
 
 def was_calm(cluster: list[Broker]) -> bool:
@@ -141,8 +141,8 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
         if not is_killed:
             check_coordinator(cluster, f"g-{topic}")
         read: list[int] = []
-        while (some := instance.read("max_bytes=200&timeout=500")) or set(read) != set(values):
-            read += some
+        while (numbers := instance.read("max_bytes=200&timeout=500")) or set(read) != set(values):
+            read += numbers
             if is_killed and len(anywhere.found) == len(cluster) and len(read) > 100:
                 dead = random.Random(seed).choice(cluster)  # the coordinator, or another
                 dead.kill()

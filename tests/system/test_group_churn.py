@@ -50,12 +50,12 @@ class Anywhere:
         self._http = httpx.AsyncClient(timeout=20)
         self.repeated = 0
 
-    async def __call__(self, method: str, path: str, **more: Any) -> httpx.Response:
+    async def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
         async with asyncio.timeout(DRAIN_S):
             while True:
                 broker = self._draw.choice(self._found)
                 with contextlib.suppress(httpx.TransportError):
-                    answer = await self._http.request(method, f"{broker.base_url}{path}", **more)
+                    answer = await self._http.request(method, f"{broker.base_url}{path}", **options)
                     if answer.status_code not in OVER:
                         return answer
                 self.repeated += 1
@@ -127,9 +127,9 @@ class Run:
             "auto.commit.enable": group == "least" and self.draw.random() < 0.5,
             "session.timeout.ms": SESSION_MS,
         }
-        made = await self.ask("POST", f"/consumers/{group}", json=body, headers=PLAIN)
+        answer = await self.ask("POST", f"/consumers/{group}", json=body, headers=PLAIN)
         # A retry after a lost answer finds it: no other client uses its name.
-        assert made.status_code in (200, 409), made.text
+        assert answer.status_code in (200, 409), answer.text
         return f"/consumers/{group}/instances/{name}"
 
     async def live(self, group: str, path: str) -> None:
@@ -246,25 +246,25 @@ async def _churn(cluster: list[Broker], topic: str, seed: int) -> None:
 
 
 async def _check(run: Run) -> None:
-    made = []
+    results = []
     while True:
-        path = f"/topics/{run.results}/partitions/0/records?offset={len(made)}"
+        path = f"/topics/{run.results}/partitions/0/records?offset={len(results)}"
         records = (await run.ask("GET", path, headers={"accept": JSON["content-type"]})).json()
         if not records:
             break
-        made += [record["value"] for record in records]
+        results += [record["value"] for record in records]
     least = sum(count for value, count in run.seen.items() if not value.startswith("once "))
     print(
-        f"{len(run.produced)} records, {least} reads at least once, {len(made)} results, "
+        f"{len(run.produced)} records, {least} reads at least once, {len(results)} results, "
         f"{len(run.owners)} partitions owned in generations, {run.ask.repeated} requests repeated, "
         f"{dict(run.counts)}"
     )
     assert run.produced <= run.seen.keys()
-    assert Counter(made) == Counter(run.produced)
-    twice = {
+    assert Counter(results) == Counter(run.produced)
+    shared_partitions = {
         owned_partition: names for owned_partition, names in run.owners.items() if len(names) > 1
     }
-    assert not twice, "two owners of one generation"
+    assert not shared_partitions, "two owners of one generation"
     assert run.counts["gone"], "no member was refused: the test had no effect"
 
 

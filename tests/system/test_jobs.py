@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def environment(store: Path, **more: str) -> dict[str, str]:
+def environment(store: Path, **variables: str) -> dict[str, str]:
     inherited_variables = {
         name: os.environ[name] for name in ("HOME", "JAVA_HOME") if name in os.environ
     }
@@ -42,7 +42,7 @@ def environment(store: Path, **more: str) -> dict[str, str]:
         inherited_variables
         | own_variables
         | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-        | more
+        | variables
     )
 
 
@@ -64,9 +64,9 @@ def test_the_wrapper_compacts_through_spark_submit(folder: Path) -> None:
     variables = environment(folder, SPARK_MASTER="local[1]", SPARK_LOCAL_IP="127.0.0.1")
     variables["SPARK_OPTIONS"] = "--driver-memory 1g --conf spark.sql.shuffle.partitions=1"
     command = [JOBS / "spark-compact.sh", "t", "--json"]
-    done = subprocess.run(command, env=variables, capture_output=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr.decode()
-    told = json.loads(done.stdout)
+    process = subprocess.run(command, env=variables, capture_output=True, check=False, timeout=300)
+    assert process.returncode == 0, process.stderr.decode()
+    told = json.loads(process.stdout)
     assert (told["is_dry"], told["engine"]) == (False, "spark")
     assert [row["rows_after"] for row in told["compacted"]] == [KEYS, KEYS]
     assert values(folder) == [*range(93, 100)] * 2
@@ -77,11 +77,11 @@ def test_the_wrapper_says_what_it_misses(folder: Path) -> None:
     del without_store["TIDELOG_STORE"]
     nowhere = environment(folder) | {"PATH": "/usr/bin:/bin"}
     for variables, status, word in ((without_store, 2, "TIDELOG_STORE"), (nowhere, 1, "spark-s")):
-        done = subprocess.run(
+        process = subprocess.run(
             [JOBS / "spark-compact.sh"], env=variables, capture_output=True, check=False
         )
-        assert (done.returncode, word in done.stderr.decode()) == (status, True)
-        assert done.stderr.count(b"\n") == 1
+        assert (process.returncode, word in process.stderr.decode()) == (status, True)
+        assert process.stderr.count(b"\n") == 1
 
 
 def test_the_lines_of_cron_run(folder: Path, tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_the_lines_of_cron_run(folder: Path, tmp_path: Path) -> None:
         assert "%" not in command, "cron takes it for a newline"
         own = command.replace("/tmp/tidelog-", f"{tmp_path}/tidelog-")
         variables = environment(folder, LOG=str(tmp_path))
-        done = subprocess.run(
+        process = subprocess.run(
             ["/bin/sh", "-c", own], env=variables, capture_output=True, check=False, timeout=60
         )
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert (process.returncode, process.stdout, process.stderr) == (0, b"", b"")
     (told,) = [json.loads(line) for line in (tmp_path / "maintain.jsonl").read_text().splitlines()]
     assert [row["rows_after"] for row in told["compacted"]] == [KEYS, KEYS]
     (scrubbed,) = [json.loads(line) for line in (tmp_path / "scrub.jsonl").read_text().splitlines()]

@@ -55,10 +55,10 @@ def _rd_outcome(futures: dict[Any, Any]) -> int:
 
 def test_librdkafka(cluster: Cluster) -> None:
     client = rd.AdminClient({"bootstrap.servers": cluster.address, **QUIET})
-    wanted = rd.NewTopic("rd", 2, 3, config={"retention.ms": "1000"})
-    assert _rd_outcome(client.create_topics([wanted], validate_only=True)) == 0
-    assert _rd_outcome(client.create_topics([wanted])) == 0
-    assert _rd_outcome(client.create_topics([wanted])) == 36
+    new_topic = rd.NewTopic("rd", 2, 3, config={"retention.ms": "1000"})
+    assert _rd_outcome(client.create_topics([new_topic], validate_only=True)) == 0
+    assert _rd_outcome(client.create_topics([new_topic])) == 0
+    assert _rd_outcome(client.create_topics([new_topic])) == 36
     for name, count, factor, configs, code in (
         ("a b", 1, 1, {}, 17),
         ("x", 10_001, 1, {}, 37),
@@ -71,9 +71,9 @@ def test_librdkafka(cluster: Cluster) -> None:
     topics = client.list_topics(timeout=20).topics
     assert (len(topics["rd"].partitions), len(topics["assigned"].partitions)) == (2, 3)
 
-    more = rd.NewPartitions("rd", 4)
-    assert _rd_outcome(client.create_partitions([more])) == 0
-    assert _rd_outcome(client.create_partitions([more])) == 37
+    growth = rd.NewPartitions("rd", 4)
+    assert _rd_outcome(client.create_partitions([growth])) == 0
+    assert _rd_outcome(client.create_partitions([growth])) == 37
     _produce(cluster.address, "rd", 5)
     place = librdkafka.TopicPartition("rd", 0, 3)
     (deleted,) = client.delete_records([place]).values()
@@ -123,10 +123,10 @@ def test_librdkafka(cluster: Cluster) -> None:
 
 def test_kafka_python(cluster: Cluster) -> None:
     client = KafkaAdminClient(bootstrap_servers=cluster.address)
-    wanted = {"kp": {"num_partitions": 2, "configs": {"retention.ms": "1000"}}}
-    client.create_topics(wanted)
+    new_topics = {"kp": {"num_partitions": 2, "configs": {"retention.ms": "1000"}}}
+    client.create_topics(new_topics)
     with pytest.raises(errors.TopicAlreadyExistsError):
-        client.create_topics(wanted)
+        client.create_topics(new_topics)
     with pytest.raises(errors.InvalidConfigurationError):
         client.create_topics({"x": {"configs": {"no.such": "1"}}})
     assert len(client.describe_topics(["kp"])[0]["partitions"]) == 2
@@ -214,9 +214,9 @@ def test_aiokafka(cluster: Cluster) -> None:
     async def run() -> None:
         client = AIOKafkaAdminClient(bootstrap_servers=cluster.address)
         await client.start()
-        wanted = NewTopic("aio", 1, 1, topic_configs={"segment.ms": "5000"})
-        assert (await client.create_topics([wanted])).topic_errors == [("aio", 0, None)]
-        again = await client.create_topics([wanted])
+        new_topic = NewTopic("aio", 1, 1, topic_configs={"segment.ms": "5000"})
+        assert (await client.create_topics([new_topic])).topic_errors == [("aio", 0, None)]
+        again = await client.create_topics([new_topic])
         assert again.topic_errors[0][1] == 36
         await client.create_partitions({"aio": NewPartitions(2)})
         assert len((await client.describe_topics(["aio"]))[0]["partitions"]) == 2

@@ -55,5 +55,5 @@ def test_clients_of_all_brokers_and_a_broker_that_does_not_answer(tmp_path: Path
                 answer = http.get("/tidelog/v1/kafka-clients").json()
                 assert answer["missing_brokers"] == ["b"]
                 assert {row["broker"] for row in answer["clients"]} == {"a"}
-            said = a.cli("clients")
-            assert b"broker b did not answer: its clients are not shown" in said.stderr
+            process = a.cli("clients")
+            assert b"broker b did not answer: its clients are not shown" in process.stderr

@@ -58,9 +58,9 @@ def _values(number: int = RECORDS) -> list[bytes]:
     return [b"value %d " % n + b"x" * 50 for n in range(number)]
 
 
-def _produce(address: str, topic: str, values: list[bytes], **more: Any) -> list[int]:
+def _produce(address: str, topic: str, values: list[bytes], **options: Any) -> list[int]:
     """Produce by librdkafka; return the offsets."""
-    config = {"bootstrap.servers": address, "linger.ms": 20, **more, **QUIET}
+    config = {"bootstrap.servers": address, "linger.ms": 20, **options, **QUIET}
     offsets: list[int] = []
     errors: list[object] = []
 
@@ -75,9 +75,9 @@ def _produce(address: str, topic: str, values: list[bytes], **more: Any) -> list
     return offsets
 
 
-def _consume(address: str, topic: str, count: int, first: int = 0, **more: Any) -> list[Any]:
+def _consume(address: str, topic: str, count: int, first: int = 0, **options: Any) -> list[Any]:
     """Read by librdkafka, without a group."""
-    config = {"bootstrap.servers": address, "group.id": "none", **more, **QUIET}
+    config = {"bootstrap.servers": address, "group.id": "none", **options, **QUIET}
     consumer = librdkafka.Consumer(config)
     consumer.assign([librdkafka.TopicPartition(topic, 0, first)])
     messages: list[Any] = []
@@ -101,8 +101,8 @@ def test_librdkafka_reads_what_it_wrote(cluster: Cluster, codec: str, is_idempot
     messages = _consume(cluster.address, topic, RECORDS)
     assert [message.value() for message in messages] == _values()
     assert [message.offset() for message in messages] == [*range(RECORDS)]
-    rest = _consume(cluster.address, topic, 5, first=RECORDS - 5)
-    assert [message.value() for message in rest] == _values()[-5:]
+    last_messages = _consume(cluster.address, topic, 5, first=RECORDS - 5)
+    assert [message.value() for message in last_messages] == _values()[-5:]
 
 
 @pytest.mark.parametrize("codec", [None, "gzip"])
@@ -493,7 +493,7 @@ def test_hostile_frames(tmp_path: Path) -> None:
         broker.create_topic("t")
         process = psutil.Process(broker.pid)
         _produce(f"127.0.0.1:{port}", "t", _values())
-        before = process.memory_info().rss
+        old_bytes = process.memory_info().rss
         sent = 0
         while sent < 5_000:
             with socket.create_connection(("127.0.0.1", port)) as client, suppress(OSError):
@@ -504,7 +504,7 @@ def test_hostile_frames(tmp_path: Path) -> None:
                 with suppress(TimeoutError):
                     client.recv(1 << 16)
         _produce(f"127.0.0.1:{port}", "t", _values())
-        assert process.memory_info().rss - before < 200 * 1024 * 1024
+        assert process.memory_info().rss - old_bytes < 200 * 1024 * 1024
         log = broker.log()
         assert "Traceback" not in log, log
         assert broker.stop() == 0

@@ -69,15 +69,15 @@ class Cluster:
         port: int = futures[group].result().coordinator.port
         return self.ports.index(port)
 
-    def committed(self, group: str, asked: int) -> dict[int, int]:
+    def committed(self, group: str, number: int) -> dict[int, int]:
         """The committed offsets by partition.
 
         The client begins at one broker, and is new: an admin client of librdkafka waits for the
         coordinator that it knows, also if that was killed.
         """
-        wanted = librdkafka.ConsumerGroupTopicPartitions(group)
-        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{self.ports[asked]}", **QUIET})
-        futures = admin.list_consumer_group_offsets([wanted], request_timeout=60)
+        group_partitions = librdkafka.ConsumerGroupTopicPartitions(group)
+        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{self.ports[number]}", **QUIET})
+        futures = admin.list_consumer_group_offsets([group_partitions], request_timeout=60)
         return {
             partition.partition: partition.offset
             for partition in futures[group].result().topic_partitions
@@ -91,18 +91,20 @@ class Clients(NamedTuple):
     producers: list[KafkaProducer]
     group: KafkaGroup
 
-    def wait_for_acks(self, more: int = ACKS) -> None:
+    def wait_for_acks(self, count: int = ACKS) -> None:
         for producer in self.producers:
-            producer.wait_for_acks(more)
+            producer.wait_for_acks(count)
 
-    def check(self, cluster: Cluster, rest: Load | None = None) -> None:
+    def check(self, cluster: Cluster, rest_load: Load | None = None) -> None:
         """End the producers, also REST's, wait for the group, and compare all with the log."""
         requests = [request for producer in self.producers for request in producer.finish()]
-        if rest is not None:
-            requests += [sent.request for sent in rest.finish()]
+        if rest_load is not None:
+            requests += [sent.request for sent in rest_load.finish()]
         log = the_log(cluster.brokers[1], self.topic, PARTITIONS)
         assert violations(requests, log) == []
-        events = [producer.events for producer in self.producers] + (rest.events if rest else [])
+        events = [producer.events for producer in self.producers] + (
+            rest_load.events if rest_load else []
+        )
         assert check_all(history_of(self.topic, events, log)) == []
         self.group.wait_for([len(log[number]) for number in range(PARTITIONS)])
         assert self.group.wrong(log) == []
@@ -138,14 +140,14 @@ def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) 
         group = clients.group
         group.wait_for([1] * PARTITIONS)
         killed = cluster.coordinator("g")
-        others = [number for number in range(3) if number != killed]
-        before = cluster.committed("g", others[0])
+        other_numbers = [number for number in range(3) if number != killed]
+        old_offsets = cluster.committed("g", other_numbers[0])
         rebalances = group.rebalances
         group.start_gap()
         cluster.brokers[killed].kill()
         killed_s = time.monotonic()
-        ports = [cluster.ports[number] for number in others]
-        cluster.wait_until_named(ports, others)
+        ports = [cluster.ports[number] for number in other_numbers]
+        cluster.wait_until_named(ports, other_numbers)
         out_s = time.monotonic() - killed_s
         assert is_within(out_s, 2.0), f"{out_s:.2f} s until the killed broker left Metadata"
         clients.wait_for_acks()
@@ -153,14 +155,14 @@ def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) 
         print(f"out of Metadata after {out_s:.2f} s, longest acks {acks} s, longest gap", end=" ")
         print(f"of a partition {group.longest_gap_s:.2f} s, assignments {rebalances}", end=" ")
         print(f"before, {group.rebalances} after")
-        after = cluster.committed("g", others[0])
-        assert all(after[number] >= offset for number, offset in before.items())
+        new_offsets = cluster.committed("g", other_numbers[0])
+        assert all(new_offsets[number] >= offset for number, offset in old_offsets.items())
         assert group.rebalances <= rebalances + 3, "one rebalance of three members"
         cluster.brokers[killed].start()
         cluster.wait_until_named(cluster.ports, [*range(3)])
-        assert cluster.brokers[others[0]].stop() == 0
+        assert cluster.brokers[other_numbers[0]].stop() == 0
         clients.wait_for_acks()
-        cluster.brokers[others[0]].start()
+        cluster.brokers[other_numbers[0]].start()
         clients.check(cluster)
 
 
@@ -200,9 +202,9 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
             for name, value in PATIENT.items()
             if name.startswith("broker")
         }
-        done = tidelog("upgrade", "--yes", "--store", cluster.brokers[0].store, **fast)
-        before, after = levels.KAFKA - 1, levels.NEWEST
-        assert done.stdout == b"level of the format: %d to %d\n" % (before, after)
+        process = tidelog("upgrade", "--yes", "--store", cluster.brokers[0].store, **fast)
+        old_level, new_level = levels.KAFKA - 1, levels.NEWEST
+        assert process.stdout == b"level of the format: %d to %d\n" % (old_level, new_level)
         clients.wait_for_acks()
         clients.check(cluster)
 

@@ -38,7 +38,7 @@ class Member:
     """A consumer of librdkafka, and the partitions that it was given."""
 
     def __init__(
-        self, cluster: Cluster, group: str, name: str, address: str = "", **more: Any
+        self, cluster: Cluster, group: str, name: str, address: str = "", **options: Any
     ) -> None:
         self.owned: set[int] = set()
         self.values: list[bytes] = []
@@ -49,7 +49,7 @@ class Member:
             "auto.offset.reset": "earliest",
             "session.timeout.ms": 6000,
             "heartbeat.interval.ms": 300,
-            **more,
+            **options,
             **QUIET,
         }
         self.consumer = librdkafka.Consumer(config)
@@ -79,16 +79,16 @@ def poll_until(members: list[Member], is_done: Callable[[], bool]) -> None:
 
 def are_shared(members: list[Member]) -> bool:
     sizes = sorted(len(member.owned) for member in members)
-    owned = sorted(number for member in members for number in member.owned)
-    return owned == [*range(PARTITIONS)] and sizes[-1] - sizes[0] <= 1
+    numbers = sorted(number for member in members for number in member.owned)
+    return numbers == [*range(PARTITIONS)] and sizes[-1] - sizes[0] <= 1
 
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "cooperative-sticky"])
 def test_librdkafka_members_join_and_leave(cluster: Cluster, assignor: str) -> None:
     sent = [b"%d" % number for number in range(30)]
     _produce(cluster.address, "t", sent)
-    more = {"partition.assignment.strategy": assignor}
-    members = [Member(cluster, assignor, name, **more) for name in "abc"]
+    options = {"partition.assignment.strategy": assignor}
+    members = [Member(cluster, assignor, name, **options) for name in "abc"]
     poll_until(members, lambda: are_shared(members))
     poll_until(members, lambda: {*sent} <= {v for member in members for v in member.values})
     described = json.loads(cluster.broker.cli("groups", "describe", assignor, "--json").stdout)
@@ -113,11 +113,11 @@ def test_a_static_member_that_restarts_moves_no_partitions(cluster: Cluster) -> 
 
     members = [member("one"), member("two")]
     poll_until(members, lambda: are_shared(members))
-    before = [set(group_member.owned) for group_member in members]
+    old_partitions = [set(group_member.owned) for group_member in members]
     members.pop().consumer.close()
     members.append(member("two"))
-    poll_until(members, lambda: members[1].owned == before[1])
-    assert members[0].owned == before[0]
+    poll_until(members, lambda: members[1].owned == old_partitions[1])
+    assert members[0].owned == old_partitions[0]
     group = json.loads(cluster.broker.cli("groups", "describe", "static", "--json").stdout)
     assert group["generation"] <= 2
     for group_member in members:

@@ -35,10 +35,10 @@ class Pair(NamedTuple):
     one: Broker
     two: Broker
 
-    def cli(self, *arguments: str, key: str = ADMIN_KEY, number: int = 0, **more: Any) -> Any:
+    def cli(self, *arguments: str, key: str = ADMIN_KEY, number: int = 0, **options: Any) -> Any:
         """A command at a broker, with a key."""
         url = self[number].base_url
-        return tidelog(*arguments, TIDELOG_URL=url, TIDELOG_KEY=key, **more)
+        return tidelog(*arguments, TIDELOG_URL=url, TIDELOG_KEY=key, **options)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def asked(broker: Broker, method: str, path: str, body: Any = None, key: str = A
 
 def key_for(pair: Pair, principal: str, *rights: tuple[str, str, str]) -> str:
     """A key made at the first broker; its owner may do this, as said at the second."""
-    made = asked(pair.one, "POST", "/tidelog/v1/keys", {"principal": f"User:{principal}"})
+    created_key = asked(pair.one, "POST", "/tidelog/v1/keys", {"principal": f"User:{principal}"})
     data = [
         {
             "resource_type": kind,
@@ -100,7 +100,7 @@ def key_for(pair: Pair, principal: str, *rights: tuple[str, str, str]) -> str:
     cluster = asked(pair.two, "GET", "/v3/clusters")["data"][0]["cluster_id"]
     if data:
         asked(pair.two, "POST", f"/v3/clusters/{cluster}/acls:batch", {"data": data})
-    return str(made["secret"])
+    return str(created_key["secret"])
 
 
 def produce(broker: Broker, key: str, value: str) -> httpx.Response:
@@ -110,8 +110,8 @@ def produce(broker: Broker, key: str, value: str) -> httpx.Response:
 
 
 def test_a_key_made_at_one_broker_opens_the_other_until_it_is_deleted(pair: Pair) -> None:
-    made = json_of(pair.cli("keys", "create", "alice", "--json"))
-    secret = made["secret"]
+    created_key = json_of(pair.cli("keys", "create", "alice", "--json"))
+    secret = created_key["secret"]
     pair.cli("acls", "add", "alice", "-o", "read", "-o", "WRITE", "--topic", "t", number=1)
     for number in (0, 1):
         pair.cli("produce", "t", "-p", "0", key=secret, number=number, stdin=f"from {number}\n")
@@ -121,8 +121,8 @@ def test_a_key_made_at_one_broker_opens_the_other_until_it_is_deleted(pair: Pair
     assert error_line(refused) == "not authorized: User:alice may not CREATE topic 'u'"
     listed = json_of(pair.cli("keys", "list", "--json", number=1))
     assert secret not in json.dumps(listed)
-    assert made["key_id"] in [key["key_id"] for key in listed]
-    pair.cli("keys", "delete", made["key_id"], "--yes")
+    assert created_key["key_id"] in [key["key_id"] for key in listed]
+    pair.cli("keys", "delete", created_key["key_id"], "--yes")
     until(lambda: httpx.get(f"{pair.two.base_url}/topics", headers=bearer(secret)).is_client_error)
     unknown = error_line(pair.cli("topics", "list", key=secret, number=1, status=1))
     assert unknown.startswith("invalid credentials")
@@ -131,15 +131,15 @@ def test_a_key_made_at_one_broker_opens_the_other_until_it_is_deleted(pair: Pair
 
 def test_a_new_key_in_a_file_of_its_own(pair: Pair, tmp_path: Path) -> None:
     file = tmp_path / "bob.key"
-    before = os.umask(0o022)
+    old_umask = os.umask(0o022)
     try:
-        made = pair.cli("keys", "create", "bob", "--out", str(file), "--json")
+        process = pair.cli("keys", "create", "bob", "--out", str(file), "--json")
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     secret = file.read_text().strip()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert secret not in made.stdout.decode()
-    assert json_of(made)["file"] == str(file)
+    assert secret not in process.stdout.decode()
+    assert json_of(process)["file"] == str(file)
     pair.cli("--key-file", str(file), "topics", "list", key="")
     refusal = pair.cli("keys", "create", "bob", "--out", str(file), status=2)
     assert "exists already" in error_line(refusal)
@@ -172,23 +172,23 @@ def test_upkeep_of_a_topic_with_a_key_and_without_the_store(pair: Pair) -> None:
     assert error_line(pair.cli(*deletion, key=reader, status=1)) == named.format("DELETE")
     assert "dry run" in pair.cli(*deletion, key=may).stdout.decode()
     moved = {"topic": "kept", "partition": 0, "was": 0, "log_start_offset": 2}
-    for more, is_dry, was in (((), True, 0), (("--yes",), False, 0), (("--yes",), False, 2)):
-        said = json_of(pair.cli(*deletion, "--json", *more, key=may))
-        assert said == {"is_dry": is_dry, "moved": [{**moved, "was": was}]}
+    for options, is_dry, was in (((), True, 0), (("--yes",), False, 0), (("--yes",), False, 2)):
+        answer = json_of(pair.cli(*deletion, "--json", *options, key=may))
+        assert answer == {"is_dry": is_dry, "moved": [{**moved, "was": was}]}
     for wrong, why in (("0:7", "2 to 6"), ("3:0", "partition 3")):
-        done = pair.cli("delete-records", "kept", wrong, *there, key=may, status=None)
-        assert done.returncode in {1, 4}
-        assert why in error_line(done)
-    done = pair.cli(*deletion, "--store", "x", key=may, status=2)
-    assert "exclude each other" in error_line(done)
+        process = pair.cli("delete-records", "kept", wrong, *there, key=may, status=None)
+        assert process.returncode in {1, 4}
+        assert why in error_line(process)
+    process = pair.cli(*deletion, "--store", "x", key=may, status=2)
+    assert "exclude each other" in error_line(process)
 
     compaction = ("compact", "kept", "--force", *there)
     assert error_line(pair.cli(*compaction, key=reader, status=1)) == named.format("ALTER")
     due = json_of(pair.cli(*compaction, "--json", key=may))
     assert [row["what"] for row in due["compacted"]] == ["compact"]
     assert due["compacted"][0]["rows_after"] == -1
-    done = pair.cli(*compaction, "--yes", key=may).stdout.decode()
-    assert "with 2 rows" in done
+    process = pair.cli(*compaction, "--yes", key=may).stdout.decode()
+    assert "with 2 rows" in process
     assert lines_of(pair.cli("consume", "kept", "--json", key=ADMIN_KEY))
     # The other broker has them.
     jobs = json_of(pair.cli("compactions", "--json", key=reader, number=0))
@@ -203,9 +203,9 @@ def test_upkeep_of_a_topic_with_a_key_and_without_the_store(pair: Pair) -> None:
 
 
 def test_without_a_key_a_command_says_what_is_missing(pair: Pair) -> None:
-    done = tidelog("topics", "list", TIDELOG_URL=pair.one.base_url, status=1)
-    assert "authentication required" in error_line(done)
-    assert "TIDELOG_KEY" in error_line(done)
+    process = tidelog("topics", "list", TIDELOG_URL=pair.one.base_url, status=1)
+    assert "authentication required" in error_line(process)
+    assert "TIDELOG_KEY" in error_line(process)
     file = pair.one.folder / "key"
     file.write_text(ADMIN_KEY)
     file.chmod(0o600)
@@ -218,11 +218,11 @@ def test_without_a_key_a_command_says_what_is_missing(pair: Pair) -> None:
 
 def test_brokers_hand_over_and_strangers_do_not(pair: Pair) -> None:
     key = key_for(pair, "bob", ("WRITE", "TOPIC", "t"))
-    before = sum(metric(broker, "tidelog_handovers_total") for broker in pair)
+    old_count = sum(metric(broker, "tidelog_handovers_total") for broker in pair)
 
     def is_handed_over() -> bool:
         assert all(produce(broker, key, "x").status_code == 200 for broker in pair)
-        return sum(metric(broker, "tidelog_handovers_total") for broker in pair) > before
+        return sum(metric(broker, "tidelog_handovers_total") for broker in pair) > old_count
 
     until(is_handed_over)
     for path in Path(pair.one.folder.parent, "store", "brokers").glob("*.json"):
@@ -279,9 +279,9 @@ def test_no_secret_is_in_a_log_a_command_line_or_the_store(pair: Pair) -> None:
     key = key_for(pair, "frank")
     assert asked(pair.one, "GET", "/topics", key=key) == []
     secrets = [key.encode(), ADMIN_KEY.encode()]
-    seen = [broker.log().encode() for broker in pair]
-    seen += [Path(f"/proc/{broker.pid}/cmdline").read_bytes() for broker in pair]
+    texts = [broker.log().encode() for broker in pair]
+    texts += [Path(f"/proc/{broker.pid}/cmdline").read_bytes() for broker in pair]
     store = Path(pair.one.folder.parent, "store")
-    seen += [path.read_bytes() for path in store.rglob("*") if path.is_file()]
-    assert len(seen) > 6
-    assert not any(secret in text for secret in secrets for text in seen)
+    texts += [path.read_bytes() for path in store.rglob("*") if path.is_file()]
+    assert len(texts) > 6
+    assert not any(secret in text for secret in secrets for text in texts)

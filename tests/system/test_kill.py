@@ -238,18 +238,18 @@ def test_i7_kills_while_sealing_leave_no_row_twice_and_none_missing(tmp_path: Pa
     with Broker(tmp_path, tuning=often, tail_cache_bytes=0) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_bytes=20_000, segment_ms=200)
-        seen, mix = [], Mix(topic, PARTITIONS, pad_bytes=200)
+        tables, mix = [], Mix(topic, PARTITIONS, pad_bytes=200)
         reading = Reading(broker.base_url, topic, 0)
         with Load(broker.base_url, mix, seed) as load, reading:
             for _ in range(KILLS):
                 load.wait_for_acks(5)
                 with Client(broker.base_url) as client:
                     sealed = "tidelog_sealed_segments_total"
-                    wanted = client.metrics()[sealed] + draw.randrange(1, 8)
-                    wait_until(lambda: client.metrics()[sealed] >= wanted, "sealing")  # noqa: B023
+                    goal = client.metrics()[sealed] + draw.randrange(1, 8)
+                    wait_until(lambda: client.metrics()[sealed] >= goal, "sealing")  # noqa: B023
                 time.sleep(draw.random() / 20)
                 broker.kill()
-                seen.append(table_of(folder, PARTITIONS))
+                tables.append(table_of(folder, PARTITIONS))
                 broker.start()
             load.wait_for_acks(10)
             sent = load.finish()
@@ -261,10 +261,10 @@ def test_i7_kills_while_sealing_leave_no_row_twice_and_none_missing(tmp_path: Pa
         with Client(broker.base_url) as client:
             wait_until(lambda: client.metrics()[unsealed] == 0, "the end of sealing")
         assert table_of(folder, PARTITIONS) == log
-        for table in seen:
+        for table in tables:
             for partition, records in table.items():
                 assert records == log[partition][: len(records)], "a table held what never was"
-        assert any(map(any, (table.values() for table in seen))), "no kill came after a seal"
+        assert any(map(any, (table.values() for table in tables))), "no kill came after a seal"
         broker.restart()
         assert the_log(broker, topic, PARTITIONS) == log
     check_chain(folder)

@@ -107,11 +107,13 @@ def brokers_at_work(folder: Path, moto: Moto) -> None:
 
 
 @contextmanager
-def broker(folder: Path, moto: Moto, **more: str) -> Iterator[Broker]:
+def broker(folder: Path, moto: Moto, **settings: str) -> Iterator[Broker]:
     places = {"s3_endpoint": moto.endpoint_url, "s3_region": REGION, "hot_dir": folder / "hot"}
     store = f"s3://{moto.bucket}/cluster"
-    with Broker(folder, store, **places, tuning=OFTEN, is_fresh=True, **QUICK, **more) as made:
-        yield made
+    with Broker(
+        folder, store, **places, tuning=OFTEN, is_fresh=True, **QUICK, **settings
+    ) as started:
+        yield started
 
 
 def produce(running_broker: Broker, topic: str, *values: object) -> None:
@@ -134,7 +136,7 @@ def is_sealed(*brokers: Broker) -> bool:
 
 
 def tidelog(moto: Moto, *arguments: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tidelog.service.cli", *arguments],
         env=environment(
             TIDELOG_STORE=f"s3://{moto.bucket}/cluster",
@@ -148,8 +150,8 @@ def tidelog(moto: Moto, *arguments: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def policy(role: str) -> dict[str, Any]:
@@ -174,12 +176,12 @@ def test_a_role_may_do_what_it_does_and_nothing_else(seen: Seen, role: str) -> N
 def test_the_bucket_refuses_none_of_it_but_would_an_overwritten_entry(seen: Seen) -> None:
     bucket = policy("bucket")
     secure = (("aws:SecureTransport", "true"),)
-    made = [call for of in seen.of.values() for call in of]
-    assert len(made) > 200
-    for call in made:
+    calls = [call for of in seen.of.values() for call in of]
+    assert len(calls) > 200
+    for call in calls:
         assert not is_denied(bucket, call._replace(conditions=call.conditions + secure)), call
     overwritten = next(
-        call for call in made if call.resource.startswith(f"{ARN}tidelog/cluster/wal/")
+        call for call in calls if call.resource.startswith(f"{ARN}tidelog/cluster/wal/")
     )
     whole = (*secure, ("s3:ObjectCreationOperation", "true"))
     put = Call("s3:PutObject", overwritten.resource, whole)

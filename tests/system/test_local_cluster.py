@@ -35,14 +35,14 @@ def test_a_cluster_comes_up_and_goes_away(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
-        said = ""
+        output = ""
         for line in process.stdout:
-            said += line
+            output += line
             if "Ctrl-C" in line:
                 break
         started = children(process.pid)
-        assert len(started) == 4, said
-        brokers = re.findall(r"broker +(http://\S+)", said)
+        assert len(started) == 4, output
+        brokers = re.findall(r"broker +(http://\S+)", output)
         assert len(brokers) == 3
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             topic = {"topic_name": "t", "partitions_count": 1}

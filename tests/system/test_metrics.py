@@ -21,9 +21,9 @@ def test_a_flush_is_one_request(tmp_path: Path) -> None:
             for number in range(400)
         ]
 
-        def send(some: list[Request]) -> None:
+        def send(requests: list[Request]) -> None:
             with Client(broker.base_url) as own:
-                for request in some:
+                for request in requests:
                     own.send(topic, request)
 
         with ThreadPoolExecutor(8) as pool:

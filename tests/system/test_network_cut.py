@@ -59,8 +59,8 @@ def test_cut_off_and_cut_apart(seaweed: Seaweed, tmp_path: Path) -> None:
             for context in (load, *faithful, *witnesses):
                 running.enter_context(context)
             load.wait_for_acks(20)
-            first, *others = sequencer_first(cluster)
-            for broker in (first, others[0]):
+            first, *other_brokers = sequencer_first(cluster)
+            for broker in (first, other_brokers[0]):
                 broker.host.cut()
                 load.wait_for_acks(20)  # by those who are left
                 time.sleep(CUT_S)

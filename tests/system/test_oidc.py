@@ -58,8 +58,8 @@ def test_the_command_line_sends_a_token_as_a_key(pair: Pair, far: FakeIssuer) ->
     read = pair.cli("consume", "t", "--json", "-f", "text", key=token, number=1)
     assert [record["value"] for record in lines_of(read)] == ["from 0", "from 1"]
     refused = pair.cli("topics", "create", "u", key=token, status=1)
-    said = "not authorized: User:oidc-alice may not CREATE topic 'u'"
-    assert error_line(refused) == said
+    message = "not authorized: User:oidc-alice may not CREATE topic 'u'"
+    assert error_line(refused) == message
 
 
 def test_a_group_at_the_other_broker_reads_until_the_token_expires(

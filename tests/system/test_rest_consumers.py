@@ -59,12 +59,12 @@ from tests.system.rest import (
     ],
 )
 def test_create_and_delete(world: World, body: Any, content_type: str | None) -> None:
-    made = world("POST", "/consumers/made", body, content_type)
-    assert (made.status, made.media_type, made.body.keys()) == (200, V2, CREATED), made
+    answer = world("POST", "/consumers/made", body, content_type)
+    assert (answer.status, answer.media_type, answer.body.keys()) == (200, V2, CREATED), answer
     if isinstance(body, dict) and "name" in body:
-        assert made.body["instance_id"] == body["name"]
-    path = f"/consumers/made/instances/{made.body['instance_id']}"
-    assert made.body["base_uri"] == f"http://127.0.0.1:{world.broker.port}{path}"
+        assert answer.body["instance_id"] == body["name"]
+    path = f"/consumers/made/instances/{answer.body['instance_id']}"
+    assert answer.body["base_uri"] == f"http://127.0.0.1:{world.broker.port}{path}"
     empty(world("DELETE", f"{path}/"))
     assert refused(world("DELETE", path), 404, 40403) == "Consumer instance not found."
 
@@ -143,19 +143,19 @@ FITTING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("method", "what"), PATHS)
-def test_instance_not_found(world: World, method: str, what: str) -> None:
-    body = FITTING.get(what) if method == "POST" else None
-    said = world(method, f"/consumers/g/instances/nobody{what}", body)
-    assert refused(said, 404, 40403) == "Consumer instance not found."
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_instance_not_found(world: World, method: str, path: str) -> None:
+    body = FITTING.get(path) if method == "POST" else None
+    answer = world(method, f"/consumers/g/instances/nobody{path}", body)
+    assert refused(answer, 404, 40403) == "Consumer instance not found."
 
 
-@pytest.mark.parametrize("what", FITTING)
-def test_invalid_bodies_and_media_types(world: World, what: str) -> None:
+@pytest.mark.parametrize("part", FITTING)
+def test_invalid_bodies_and_media_types(world: World, part: str) -> None:
     path = world.instance()
-    refused(world("POST", path + what, "{"), 400, 400)
-    refused(world("POST", path + what, []), 422, 422)
-    refused(world("POST", path + what, FITTING[what], "text/html"), 415, 415)
+    refused(world("POST", path + part, "{"), 400, 400)
+    refused(world("POST", path + part, []), 422, 422)
+    refused(world("POST", path + part, FITTING[part], "text/html"), 415, 415)
 
 
 # -- 1.4: subscription and assignments
@@ -163,15 +163,15 @@ def test_invalid_bodies_and_media_types(world: World, what: str) -> None:
 
 def test_subscriptions(world: World) -> None:
     path = world.instance(topics=())
-    what = f"{path}/subscription"
-    assert world("GET", what).body == {"topics": []}
+    url = f"{path}/subscription"
+    assert world("GET", url).body == {"topics": []}
     for body in ({"topics": [TOPIC]}, {"topics": [TOPIC, "later"]}, {"topics": []}):
-        empty(world("POST", what, body))
-        said = world("GET", what)
-        assert (said.status, said.media_type) == (200, V2)
-        assert said.body == {"topics": sorted(body["topics"])}
-    empty(world("POST", what, {"topic_pattern": "ord.*"}))
-    assert world("GET", what).body == {"topics": [TOPIC]}
+        empty(world("POST", url, body))
+        answer = world("GET", url)
+        assert (answer.status, answer.media_type) == (200, V2)
+        assert answer.body == {"topics": sorted(body["topics"])}
+    empty(world("POST", url, {"topic_pattern": "ord.*"}))
+    assert world("GET", url).body == {"topics": [TOPIC]}
     both = {"topics": [TOPIC], "topic_pattern": "x"}
     for body, status, code in (
         (both, 409, 40903),
@@ -182,24 +182,24 @@ def test_subscriptions(world: World) -> None:
         ({"topic_pattern": "(?=x)"}, 400, 40002),
         ({"topics": ["a\rb"]}, 400, 40002),
     ):
-        refused(world("POST", what, body), status, code)
+        refused(world("POST", url, body), status, code)
     refused(world("POST", f"{path}/assignments", ONE), 409, 40903)
-    empty(world("DELETE", what))
-    assert world("GET", what).body == {"topics": []}
+    empty(world("DELETE", url))
+    assert world("GET", url).body == {"topics": []}
 
 
 def test_strimzi_shows_partitions_in_its_subscription(world: World) -> None:
-    said = world("GET", f"{world.instance(STRIMZI)}/subscription")
-    assert said.body == {"topics": [TOPIC], "partitions": [{TOPIC: [0, 1, 2]}]}
+    answer = world("GET", f"{world.instance(STRIMZI)}/subscription")
+    assert answer.body == {"topics": [TOPIC], "partitions": [{TOPIC: [0, 1, 2]}]}
 
 
 def test_assignments(world: World) -> None:
     path = world.instance(topics=())
-    what = f"{path}/assignments"
-    assert world("GET", what).body == {"partitions": []}
-    empty(world("POST", what, ONE))
-    said = world("GET", what)
-    assert (said.status, said.media_type, said.body) == (200, V2, ONE)
+    url = f"{path}/assignments"
+    assert world("GET", url).body == {"partitions": []}
+    empty(world("POST", url, ONE))
+    answer = world("GET", url)
+    assert (answer.status, answer.media_type, answer.body) == (200, V2, ONE)
     for body, status, code in (
         (NOWHERE, 404, 40401),
         (BEYOND, 404, 40402),
@@ -207,7 +207,7 @@ def test_assignments(world: World) -> None:
         ({"partitions": [{"topic": TOPIC}]}, 422, 422),
         ({}, 422, 422),
     ):
-        refused(world("POST", what, body), status, code)
+        refused(world("POST", url, body), status, code)
     message = refused(world("POST", f"{path}/subscription", {"topics": [TOPIC]}), 409, 40903)
     assert message.startswith("IllegalStateError: You must choose only one way")
     refused(world("POST", f"{path}/subscription", {"topic_pattern": "o.*"}), 409, 40903)
@@ -219,7 +219,7 @@ def test_assignments(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fmt", "accept", "answered"),
+    ("fmt", "accept", "media_type"),
     [
         ("json", None, JSON),
         ("json", "*/*", JSON),
@@ -235,21 +235,21 @@ def test_assignments(world: World) -> None:
         ("protobuf", ARROW, ARROW),
     ],
 )
-def test_records(world: World, fmt: str, accept: str | None, answered: str) -> None:
+def test_records(world: World, fmt: str, accept: str | None, media_type: str) -> None:
     path = world.instance(CONFLUENT | {"format": fmt})
-    said = world("GET", f"{path}/records?timeout=2000&max_bytes=100000", accept=accept)
-    assert (said.status, said.media_type) == (200, answered), said
-    assert said.headers["tidelog-generation"] == "1"
-    if answered == ARROW:
-        assert said.body.startswith(b"\xff\xff\xff\xff")
+    answer = world("GET", f"{path}/records?timeout=2000&max_bytes=100000", accept=accept)
+    assert (answer.status, answer.media_type) == (200, media_type), answer
+    assert answer.headers["tidelog-generation"] == "1"
+    if media_type == ARROW:
+        assert answer.body.startswith(b"\xff\xff\xff\xff")
         return
-    assert [record.keys() for record in said.body] == [RECORD] * 3
+    assert [record.keys() for record in answer.body] == [RECORD] * 3
     values = [
-        record["value"] for record in sorted(said.body, key=lambda record: record["partition"])
+        record["value"] for record in sorted(answer.body, key=lambda record: record["partition"])
     ]
     assert values[1] == {"json": {"n": 1}, "binary": "eyJuIjoxfQ==", "text": '{"n":1}'}[fmt]
     none = world("GET", f"{path}/records?timeout=1", accept=accept)
-    assert (none.status, none.media_type, none.body) == (200, answered, [])
+    assert (none.status, none.media_type, none.body) == (200, media_type, [])
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,15 @@ def test_v3_resources(
     seen: World, path: str, kind: str, keys: set[str], item: str, item_keys: set[str]
 ) -> None:
     for mount in ("", "/kafka"):
-        said = seen("GET", f"{mount}{seen.groups}{path}", accept=PLAIN)
-        assert (said.status, said.media_type) == (200, PLAIN), said
-        assert (said.body["kind"], said.body.keys()) == (kind, keys)
-        assert said.body["metadata"]["self"].endswith(f"/consumer-groups{path}")
+        answer = seen("GET", f"{mount}{seen.groups}{path}", accept=PLAIN)
+        assert (answer.status, answer.media_type) == (200, PLAIN), answer
+        assert (answer.body["kind"], answer.body.keys()) == (kind, keys)
+        assert answer.body["metadata"]["self"].endswith(f"/consumer-groups{path}")
         if item:
-            assert said.body["metadata"]["next"] is None
-            assert {(resource["kind"], frozenset(resource)) for resource in said.body["data"]} == {
-                (item, frozenset(item_keys))
-            }
+            assert answer.body["metadata"]["next"] is None
+            assert {
+                (resource["kind"], frozenset(resource)) for resource in answer.body["data"]
+            } == {(item, frozenset(item_keys))}
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_v3_of_another_cluster(world: World) -> None:
 )
 def test_acls_are_off(world: World, method: str, path: str) -> None:
     body = {"resource_type": "TOPIC"} if method == "POST" else None
-    said = world(method, f"{world.v3}/acls{path}", body, PLAIN)
-    assert "No Authorizer is configured" in refused(said, 400, 40002, PLAIN)
+    answer = world(method, f"{world.v3}/acls{path}", body, PLAIN)
+    assert "No Authorizer is configured" in refused(answer, 400, 40002, PLAIN)
 
 
 def test_a_group_is_reset_and_deleted(world: World) -> None:
@@ -143,9 +143,9 @@ def test_a_group_is_reset_and_deleted(world: World) -> None:
         ({"to": "TIMESTAMP", "timestamp": "2020-01-01T00:00:00Z"}, 0),
         ({"to": "DURATION", "duration_ms": 0}, 1),
     ):
-        said = world("POST", f"{path}/offsets:reset", body | partitions, PLAIN)
-        assert (said.status, said.media_type) == (200, PLAIN), said
-        assert [row["offset"] for row in said.body["data"]] == [offset], body
-        assert world("GET", f"{path}/offsets").body["data"] == said.body["data"]
+        answer = world("POST", f"{path}/offsets:reset", body | partitions, PLAIN)
+        assert (answer.status, answer.media_type) == (200, PLAIN), answer
+        assert [row["offset"] for row in answer.body["data"]] == [offset], body
+        assert world("GET", f"{path}/offsets").body["data"] == answer.body["data"]
     empty(world("DELETE", path))
     refused(world("GET", path), 404, 404, PLAIN)

@@ -33,7 +33,7 @@ from tests.system.rest import (
 
 
 @pytest.mark.parametrize(
-    ("settings", "body", "status", "said", "stored"),
+    ("settings", "body", "status", "expected_body", "stored"),
     [
         (CONFLUENT, {"offsets": [{"topic": TOPIC, "partition": 0, "offset": 0}]}, 200, [], 1),
         (KARAPACE, {"offsets": [{"topic": TOPIC, "partition": 0, "offset": 0}]}, 200, [], 1),
@@ -46,12 +46,14 @@ from tests.system.rest import (
     ],
 )
 def test_commit(
-    world: World, settings: Any, body: Any, status: int, said: Any, stored: int
+    world: World, settings: Any, body: Any, status: int, expected_body: Any, stored: int
 ) -> None:
     path = world.instance(settings)
     assert len(world("GET", f"{path}/records?timeout=100").body) == 3
-    done = world("POST", f"{path}/offsets?async=false", body)
-    assert (done.status, done.body) == (status, said), done
+    answer_of_commit = world("POST", f"{path}/offsets?async=false", body)
+    assert (answer_of_commit.status, answer_of_commit.body) == (status, expected_body), (
+        answer_of_commit
+    )
     answer = world("GET", f"{path}/offsets", ONE)
     assert (answer.status, answer.media_type) == (200, V2)
     assert answer.body == {
@@ -112,8 +114,8 @@ def test_member_with_an_expired_session_commits_nothing(world: World) -> None:
             "generation": generation,
             "offsets": [{"topic_name": TOPIC, "partition_id": 0, "offset": 1}],
         }
-        said = world("POST", f"{world.v3}/transactions", {"consumer_groups": [group]}, PLAIN)
-        refused(said, 409, 40903, PLAIN)
+        answer = world("POST", f"{world.v3}/transactions", {"consumer_groups": [group]}, PLAIN)
+        refused(answer, 409, 40903, PLAIN)
     offsets = world("GET", f"{other}/offsets").body["offsets"]
     assert {row["offset"] for row in offsets} == {-1}, "nothing of it was committed"
 
@@ -152,7 +154,7 @@ def test_positions(world: World) -> None:
 
     assert (read(), read()) == (1, 0)
     partition = {"topic": TOPIC, "partition": 0}
-    for what, body, left in (
+    for suffix, body, record_count in (
         ("", {"offsets": [partition | {"offset": 0, "metadata": ""}]}, 1),
         ("", {"offsets": [partition | {"offset": 1}]}, 0),
         ("", {"timestamps": [partition | {"timestamp": "2020-01-01T00:00:00Z"}]}, 1),
@@ -160,12 +162,12 @@ def test_positions(world: World) -> None:
         ("/beginning", ONE, 1),
         ("/end", ONE, 0),
     ):
-        empty(world("POST", f"{path}/positions{what}", body))
-        assert read() == left, (what, body)
+        empty(world("POST", f"{path}/positions{suffix}", body))
+        assert read() == record_count, (suffix, body)
 
 
 @pytest.mark.parametrize(
-    ("what", "body", "status", "code"),
+    ("suffix", "body", "status", "code"),
     [
         ("", {"offsets": [{"topic": TOPIC, "partition": 1, "offset": 0}]}, 409, 40903),
         ("", {"offsets": [{"topic": "nope", "partition": 1, "offset": 0}]}, 409, 40903),
@@ -178,9 +180,9 @@ def test_positions(world: World) -> None:
         ("/end", {}, 422, 422),
     ],
 )
-def test_positions_refused(world: World, what: str, body: Any, status: int, code: int) -> None:
+def test_positions_refused(world: World, suffix: str, body: Any, status: int, code: int) -> None:
     path = world.instance(topics=(), partitions=ONE["partitions"])
-    refused(world("POST", f"{path}/positions{what}", body), status, code)
+    refused(world("POST", f"{path}/positions{suffix}", body), status, code)
 
 
 # -- 1.4: base_uri behind a balancer
@@ -202,17 +204,17 @@ def test_positions_refused(world: World, what: str, body: Any, status: int, code
     ],
 )
 def test_base_uri_is_the_balancers(world: World, headers: dict[str, str], base: str) -> None:
-    made = world("POST", "/consumers/behind", {}, **headers)
-    url = f"{base}/consumers/behind/instances/{made.body['instance_id']}"
-    assert made.body["base_uri"] == url
-    assert str(world.broker.port) not in made.body["base_uri"]
+    answer = world("POST", "/consumers/behind", {}, **headers)
+    url = f"{base}/consumers/behind/instances/{answer.body['instance_id']}"
+    assert answer.body["base_uri"] == url
+    assert str(world.broker.port) not in answer.body["base_uri"]
 
 
 def test_the_same_answers_to_another_client(world: World) -> None:
     """One connection, kept, of a client that many use."""
     with httpx.Client(base_url=world.broker.base_url) as client:
-        made = client.post("/consumers/kept", json=CONFLUENT)
-        path = f"/consumers/kept/instances/{made.json()['instance_id']}"
+        answer = client.post("/consumers/kept", json=CONFLUENT)
+        path = f"/consumers/kept/instances/{answer.json()['instance_id']}"
         assert client.post(f"{path}/subscription", json={"topics": [TOPIC]}).status_code == 204
         assert len(client.get(f"{path}/records?timeout=2000").json()) == 3
         assert client.post(f"{path}/offsets").json() == []

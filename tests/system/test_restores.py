@@ -73,9 +73,9 @@ class Clients:
                 100 + number,
                 pause_s=PAUSE_S,
                 is_forgiving=True,
-                **more,  # type: ignore[arg-type]
+                **options,  # type: ignore[arg-type]
             )
-            for number, more in enumerate(({}, {"life_s": LIFE_S}, {"is_idempotent": False}))
+            for number, options in enumerate(({}, {"life_s": LIFE_S}, {"is_idempotent": False}))
         ]
         self.kafka_group = KafkaGroup(kafka, topic, "kafka", 2)
         self.rest_group = RestGroup(urls, topic, "rest", seed)
@@ -87,8 +87,8 @@ class Clients:
         of_kafka = (list(producer.requests) for producer in self.producers)
         return [
             request
-            for some in (*(load.sent() for load in self.loads), *of_kafka)
-            for request in some
+            for some_requests in (*(load.sent() for load in self.loads), *of_kafka)
+            for request in some_requests
         ]
 
     def waiting(self) -> set[int]:
@@ -189,7 +189,7 @@ class Restores(Nemesis):
         """Back up as clients write, lose the store, restore the backup at the same addresses."""
         began_s = time.monotonic()
         number = self.counts["restore"]
-        before = _newest(self._clients.requests())
+        newest_offsets = _newest(self._clients.requests())
         place = (self._root / f"backups-{number}").as_uri()
         new = (self._root / f"store-{number}").as_uri()
         tidelog("backup", place, "--store", self.store, **self._variables_of_store)
@@ -199,7 +199,7 @@ class Restores(Nemesis):
         try:
             tidelog("restore", place, "--store", new, **self._variables_of_store)
             log, restored = self._read(self.store), self._read(new)
-            self._check_cut(log, restored, before)
+            self._check_cut(log, restored, newest_offsets)
             ends = {partition: len(records) for partition, records in restored.items()}
             self.eras.append(Era(ends, {number: log[number][end:] for number, end in ends.items()}))
             self._clients.kafka_group.resets += 1
@@ -219,17 +219,19 @@ class Restores(Nemesis):
             if not any(begin_s < ended_s and end_s > born_s for begin_s, end_s in self._restores_s)
         ]
 
-    def _check_cut(self, log: Log, restored: Log, before: Mapping[int, int]) -> None:
+    def _check_cut(self, log: Log, restored: Log, newest_offsets: Mapping[int, int]) -> None:
         for partition, records in restored.items():
             assert records == log[partition][: len(records)], "the backup is no beginning"
-            assert len(records) > before.get(partition, -1), "acked before the backup, not in it"
+            assert len(records) > newest_offsets.get(partition, -1), (
+                "acked before the backup, not in it"
+            )
         requests = self._clients.requests()
         waiting = self._clients.waiting()  # clients go on: a request that is new by now is not cut
         values = {read.value for records in log.values() for read in records}
         for request in requests:
             request.unknown += id(request) in waiting
-        answered = [request for request in requests if not _is_hot(request, values)]
-        assert violations(answered, log) == []
+        durable_requests = [request for request in requests if not _is_hot(request, values)]
+        assert violations(durable_requests, log) == []
         assert cut(requests, restored, lambda request: id(request) in waiting) == []
 
     def _read(self, store: str) -> Log:
@@ -274,13 +276,13 @@ def passed_over(
     for partition, records in log.items():
         read_places = set(read.get(partition, ()))
         log_places = _places(records)
-        others = [_places(era.cut_off[partition]) for era in eras]
+        old_places = [_places(era.cut_off[partition]) for era in eras]
         wrong += [
             f"{partition}: read {place}"
-            for place in sorted(read_places - log_places.union(*others))[:3]
+            for place in sorted(read_places - log_places.union(*old_places))[:3]
         ]
         gaps = []
-        for era, old in zip(eras, others, strict=True):
+        for era, old in zip(eras, old_places, strict=True):
             start = era.ends[partition]
             ahead = [offset for offset, _ in read_places & old]
             gaps.append(range(start, max(ahead, default=start - 1) + 1))

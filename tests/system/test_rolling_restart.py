@@ -28,27 +28,27 @@ def test_no_request_fails_while_brokers_are_restarted(
     program = installed_balancer(name)
     if program is None:
         pytest.skip(f"{name} is not installed: apt install {name}")
-    wanted: int = request.config.getoption("--restart-requests")
-    is_long = wanted >= MANY
+    request_count: int = request.config.getoption("--restart-requests")
+    is_long = request_count >= MANY
     rolls, drain_ms = (2, Settings.drain_ms) if is_long else (1, SHORT_DRAIN_MS)
-    with brokers(tmp_path, drain_ms=drain_ms) as made:
-        ports = [broker.port for broker in made]
+    with brokers(tmp_path, drain_ms=drain_ms) as cluster:
+        ports = [broker.port for broker in cluster]
         with balancer(tmp_path, ports, program=program) as port:
-            made[0].create_topic("t", 3)
-            made[0].create_topic("empty")
+            cluster[0].create_topic("t", 3)
+            cluster[0].create_topic("empty")
             with RestartLoad(port) as load:
-                for broker in made * rolls:
-                    load.wait_for(wanted // (4 * rolls))
+                for broker in cluster * rolls:
+                    load.wait_for(request_count // (4 * rolls))
                     assert broker.stop() == 0, broker.log()
                     broker.start()
                     _wait_for_balancer(port, broker)
-                load.wait_for(max(wanted - load.asked.total(), wanted // 10))
+                load.wait_for(max(request_count - load.asked.total(), request_count // 10))
             print(f"{name}: {load.asked.total()} requests {dict(load.asked)}")
             print("\n".join(load.failures))
         values = [
             value
             for number in range(3)
-            for value in json_values(made[0].base_url, "&max_bytes=60000000", partition=number)
+            for value in json_values(cluster[0].base_url, "&max_bytes=60000000", partition=number)
         ]
     assert load.failures == []
     assert sorted(values) == sorted(load.acked)

@@ -22,9 +22,9 @@ class Clients(Threads):
         self.acked: list[str] = []
         self._url = url
 
-    def wait_for(self, more: int) -> None:
-        wanted = len(self.acked) + more
-        until(lambda: len(self.acked) >= wanted)
+    def wait_for(self, count: int) -> None:
+        goal = len(self.acked) + count
+        until(lambda: len(self.acked) >= goal)
 
     def _run(self, number: int) -> None:
         values = (f"{number}-{index}" for index in count())
@@ -44,12 +44,12 @@ def test_a_running_cluster_is_backed_up_and_restored(tmp_path: Path) -> None:
             for _ in range(2):
                 clients.wait_for(25)
                 until(lambda: list((store / "topics").rglob("*.parquet")) != [])
-                before = list(clients.acked)
+                old_values = list(clients.acked)
                 tidelog("backup", place, "--store", broker.store)
-        assert set(before) <= set(values_of(tmp_path, place, "running"))
-        done = json_of(tidelog("backup", place, "--verify", "--json", "--store", broker.store))
-        assert 0 < done["copied_objects"] < done["objects"]
-        time_text = datetime.fromtimestamp(done["to_ms"] / 1000, UTC).isoformat()
+        assert set(old_values) <= set(values_of(tmp_path, place, "running"))
+        result = json_of(tidelog("backup", place, "--verify", "--json", "--store", broker.store))
+        assert 0 < result["copied_objects"] < result["objects"]
+        time_text = datetime.fromtimestamp(result["to_ms"] / 1000, UTC).isoformat()
         broker.kill()
     shutil.rmtree(store)
     assert sorted(values_of(tmp_path, place, "all")) == sorted(clients.acked)

@@ -37,14 +37,14 @@ async def table_in(seaweed: Seaweed, store: str) -> Log:
     """The rows of the only topic's table, by deltalake alone."""
     options = S3Options(endpoint_url=seaweed.endpoint_url, region=REGION)
     prefix = store.removeprefix(f"s3://{seaweed.bucket}/")
-    opened = await S3Store.open(seaweed.bucket, prefix, options)
+    opened_store = await S3Store.open(seaweed.bucket, prefix, options)
     try:
-        keys = [info.key async for info in opened.list("topics/")]
+        keys = [info.key async for info in opened_store.list("topics/")]
         (topic,) = {key.split("/")[1] for key in keys}
-        options_of_delta = await opened.deltalake_options()
-        return table_at(opened.table_uri(f"topics/{topic}"), PARTITIONS, options_of_delta)
+        options_of_delta = await opened_store.deltalake_options()
+        return table_at(opened_store.table_uri(f"topics/{topic}"), PARTITIONS, options_of_delta)
     finally:
-        await opened.close()
+        await opened_store.close()
 
 
 async def test_a_record_goes_all_the_way(seaweed: Seaweed, store: str, tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_i3_two_brokers_on_one_prefix_are_one_log(
                 key = f"{topic}-alone-{number}"
                 writer.send(topic, request, key=key)
                 ((place,),) = request.acks
-                seen = reader.read(topic, place.partition, place.offset)
-                assert seen[0].value == request.records[0].value, "seen right after its ack"
+                records = reader.read(topic, place.partition, place.offset)
+                assert records[0].value == request.records[0].value, "seen right after its ack"
                 reader.send(topic, request, key=key)  # a retry on another broker
                 alone.append(request)
             load_2.wait_for_acks(5)
@@ -252,8 +252,8 @@ def test_a_running_cluster_is_backed_up_to_s3_and_restored_to_another_prefix(
     place, new = f"{store}-backups", f"{store}-new"
 
     def command(*arguments: str) -> bytes:
-        done = tidelog(*arguments, TIDELOG_S3_ENDPOINT=seaweed.endpoint_url)
-        return done.stdout
+        process = tidelog(*arguments, TIDELOG_S3_ENDPOINT=seaweed.endpoint_url)
+        return process.stdout
 
     def backup(*options: str) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(

@@ -39,17 +39,17 @@ UNREACHABLE = 3
 def refusal(store: str | Path, *flags: str, status: int = UNREACHABLE, **variables: str) -> str:
     """Return the error line of a broker that does not start; `tidelog` waits CLI_S at most."""
     command = ["serve", "--store", str(store), "--port", "0", *flags]
-    done = tidelog(*command, status=status, **variables)
-    assert done.stdout == b""
-    return error_line(done)
+    process = tidelog(*command, status=status, **variables)
+    assert process.stdout == b""
+    return error_line(process)
 
 
 # -- what is no store
 
 
 def test_a_url_that_names_no_store() -> None:
-    said = refusal("gopher://burrow/7", status=WRONG_USAGE)
-    assert "'gopher://burrow/7' is none of memory://, file:///folder, a path, s3://" in said
+    error = refusal("gopher://burrow/7", status=WRONG_USAGE)
+    assert "'gopher://burrow/7' is none of memory://, file:///folder, a path, s3://" in error
 
 
 def test_a_store_that_is_a_file(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
     with read_only(folder):
-        said = refusal(folder)
-    assert f"folder {folder} cannot be written" in said
-    assert "mount it writable" in said or "let the broker's user write there" in said
+        error = refusal(folder)
+    assert f"folder {folder} cannot be written" in error
+    assert "mount it writable" in error or "let the broker's user write there" in error
     assert list(folder.iterdir()) == []
 
 
@@ -142,9 +142,9 @@ def careless() -> Iterator[str]:
 
 
 def test_an_s3_that_overwrites(careless: str, aws_credentials: None) -> None:
-    said = refusal("s3://b/p", "--s3-endpoint", careless)
-    assert "s3://b/p cannot store a log: the test of create-if-absent failed" in said
-    assert "both of two concurrent creates succeeded" in said
+    error = refusal("s3://b/p", "--s3-endpoint", careless)
+    assert "s3://b/p cannot store a log: the test of create-if-absent failed" in error
+    assert "both of two concurrent creates succeeded" in error
 
 
 def test_an_s3_address_without_a_server(aws_credentials: None) -> None:
@@ -152,44 +152,44 @@ def test_an_s3_address_without_a_server(aws_credentials: None) -> None:
     tuning = json.dumps({"service": {"start_retry_s": 2.0}})
     command = [sys.executable, "-P", tuned_cli.__file__, tuning, "serve", "--port", "0"]
     store = ["--store", "s3://b/p", "--s3-endpoint", endpoint]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, *store], capture_output=True, env=environment(), timeout=CLI_S, check=False
     )
-    assert done.returncode == UNREACHABLE
-    *waiting, said = done.stderr.decode().splitlines()
+    assert process.returncode == UNREACHABLE
+    *waiting, error = process.stderr.decode().splitlines()
     for line in waiting:
         assert "s3://b/p cannot be reached" in line
         assert "; trying again for " in line
-    assert said.startswith("tidelog: s3://b/p cannot be reached")
-    assert endpoint in said
+    assert error.startswith("tidelog: s3://b/p cannot be reached")
+    assert endpoint in error
 
 
 def test_an_s3_without_credentials(tmp_path: Path, aws_credentials: None) -> None:
     nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(tmp_path)}
-    said = refusal("s3://b/p", "--s3-endpoint", f"http://127.0.0.1:{free_port()}", **nothing)
-    assert "s3://b/p cannot be used" in said
-    assert "check the AWS credentials" in said
+    error = refusal("s3://b/p", "--s3-endpoint", f"http://127.0.0.1:{free_port()}", **nothing)
+    assert "s3://b/p cannot be used" in error
+    assert "check the AWS credentials" in error
 
 
 @pytest.mark.seaweed
 def test_a_bucket_that_is_not_there(seaweed: Seaweed) -> None:
-    said = refusal("s3://no-such-bucket/p", "--s3-endpoint", seaweed.endpoint_url)
-    assert "s3://no-such-bucket/p cannot be used: NoSuchBucket (404)" in said
-    assert "create the bucket or correct its name" in said
+    error = refusal("s3://no-such-bucket/p", "--s3-endpoint", seaweed.endpoint_url)
+    assert "s3://no-such-bucket/p cannot be used: NoSuchBucket (404)" in error
+    assert "create the bucket or correct its name" in error
 
 
 @pytest.mark.seaweed
 def test_a_wrong_secret(seaweed: Seaweed) -> None:
-    said = refusal(
+    error = refusal(
         f"s3://{seaweed.bucket}/p",
         "--s3-endpoint",
         seaweed.endpoint_url,
         AWS_ACCESS_KEY_ID=ACCESS_KEY,
         AWS_SECRET_ACCESS_KEY=f"not {SECRET_KEY}",
     )
-    assert "SignatureDoesNotMatch (403)" in said
-    assert "check the AWS credentials" in said
-    assert SECRET_KEY not in said
+    assert "SignatureDoesNotMatch (403)" in error
+    assert "check the AWS credentials" in error
+    assert SECRET_KEY not in error
 
 
 # -- what lies in the store
@@ -229,8 +229,8 @@ def spoil(path: Path, position: int) -> None:
 
 def test_a_wal_without_its_cluster(folder: Path) -> None:
     (folder / "cluster.json").unlink()
-    said = refusal(folder)
-    assert f"{folder.as_uri()} has wal/{1:020} but no cluster.json" in said
+    error = refusal(folder)
+    assert f"{folder.as_uri()} has wal/{1:020} but no cluster.json" in error
     assert not (folder / "cluster.json").exists()
 
 
@@ -242,29 +242,29 @@ def test_a_cluster_json_that_is_none(folder: Path, body: bytes) -> None:
 
 def test_a_cluster_of_a_later_format(folder: Path) -> None:
     (folder / "cluster.json").write_text('{"format":9,"cluster_id":"c0ffee","created_ms":1}')
-    said = refusal(folder)
-    assert "object cluster.json has level 9 of the format, this version reads up to" in said
-    assert "it needs a newer tidelog" in said
+    error = refusal(folder)
+    assert "object cluster.json has level 9 of the format, this version reads up to" in error
+    assert "it needs a newer tidelog" in error
 
 
 def test_another_cluster_than_asked_for(folder: Path) -> None:
-    said = refusal(folder, "--cluster-id", "decaf")
-    assert f"{folder.as_uri()} belongs to cluster c0ffee, not to decaf" in said
+    error = refusal(folder, "--cluster-id", "decaf")
+    assert f"{folder.as_uri()} belongs to cluster c0ffee, not to decaf" in error
 
 
 def test_a_wal_entry_with_a_flipped_bit_in_both_headers(folder: Path) -> None:
     entry = folder / f"wal/{3:020}"
     spoil(entry, 40)
     spoil(entry, -40)  # the copy of the header is the end of an entry without chunks
-    said = refusal(folder, status=FAILED)
-    assert f"object wal/{3:020} is corrupt: checksum of the header differs" in said
-    assert "see tidelog repair" in said
+    error = refusal(folder, status=FAILED)
+    assert f"object wal/{3:020} is corrupt: checksum of the header differs" in error
+    assert "see tidelog repair" in error
 
 
 def test_a_wal_entry_that_is_missing(folder: Path) -> None:
     (folder / f"wal/{3:020}").unlink()
-    said = refusal(folder, status=FAILED)
-    assert f"object wal/{3:020} is corrupt: is missing, but later entries exist" in said
+    error = refusal(folder, status=FAILED)
+    assert f"object wal/{3:020} is corrupt: is missing, but later entries exist" in error
 
 
 def test_a_wal_that_no_checkpoint_covers_any_more(folder: Path) -> None:
@@ -272,10 +272,10 @@ def test_a_wal_that_no_checkpoint_covers_any_more(folder: Path) -> None:
     spoil(folder / f"checkpoints/{5:020}", 40)
     for number in range(1, 4):
         (folder / f"wal/{number:020}").unlink()
-    done = tidelog("serve", "--store", str(folder), "--port", "0", status=UNREACHABLE)
-    *warned, said = done.stderr.decode().splitlines()
+    process = tidelog("serve", "--store", str(folder), "--port", "0", status=UNREACHABLE)
+    *warned, error = process.stderr.decode().splitlines()
     assert all(f"object checkpoints/{5:020} is corrupt" in line for line in warned)
-    assert f"tidelog: {folder.as_uri()}: the WAL begins at wal/{4:020} and no checkpoint" in said
+    assert f"tidelog: {folder.as_uri()}: the WAL begins at wal/{4:020} and no checkpoint" in error
 
 
 def test_a_corrupt_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> None:
@@ -298,11 +298,11 @@ def test_a_hot_dir_of_another_cluster(folder: Path, tmp_path: Path) -> None:
         with Client(broker.base_url) as client:
             body = b'{"records":[{"value":"eA=="}]}'
             assert client.call("POST", "/topics/t?acks=1", body).status == 200
-    (left,) = hot.iterdir()
-    said = refusal(folder, "--hot-dir", str(hot))
-    assert f"hot log {left} belongs to cluster" in said
-    assert "not to c0ffee" in said
-    assert left.exists()
+    (hot_file,) = hot.iterdir()
+    error = refusal(folder, "--hot-dir", str(hot))
+    assert f"hot log {hot_file} belongs to cluster" in error
+    assert "not to c0ffee" in error
+    assert hot_file.exists()
 
 
 def test_a_hot_log_that_is_none(folder: Path, tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ def test_a_hot_log_that_is_none(folder: Path, tmp_path: Path) -> None:
 
 def test_a_hot_dir_that_is_none(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = refusal(folder, "--hot-dir", str(tmp_path / "file"), status=FAILED)
-    assert f"{tmp_path}/file" in said
+    error = refusal(folder, "--hot-dir", str(tmp_path / "file"), status=FAILED)
+    assert f"{tmp_path}/file" in error
 
 
 # -- the rest of the machine
@@ -323,8 +323,10 @@ def test_a_port_that_is_taken(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         command = ["serve", "--store", str(folder), "--port", str(port), "--log-level", "error"]
-        done = tidelog(*command, status=FAILED)
-    assert f"cannot listen on 127.0.0.1:{port}: another process uses the port" in error_line(done)
+        process = tidelog(*command, status=FAILED)
+    assert f"cannot listen on 127.0.0.1:{port}: another process uses the port" in error_line(
+        process
+    )
 
 
 def test_a_start_on_a_port_in_use_creates_no_cluster(tmp_path: Path) -> None:
@@ -335,10 +337,10 @@ def test_a_start_on_a_port_in_use_creates_no_cluster(tmp_path: Path) -> None:
 
 
 def test_an_address_of_another_machine(folder: Path) -> None:
-    said = refusal(folder, "--host", "192.0.2.7", status=FAILED)
-    assert "cannot listen on 192.0.2.7:0: this machine does not have the address" in said
-    said = refusal(folder, "--peer-host", "192.0.2.7", status=FAILED)
-    assert "cannot listen for peers on 192.0.2.7:0: this machine does not have the address" in said
+    error = refusal(folder, "--host", "192.0.2.7", status=FAILED)
+    assert "cannot listen on 192.0.2.7:0: this machine does not have the address" in error
+    error = refusal(folder, "--peer-host", "192.0.2.7", status=FAILED)
+    assert "cannot listen for peers on 192.0.2.7:0: this machine does not have the address" in error
 
 
 # -- commands that only read
@@ -349,18 +351,20 @@ def test_a_scrub_writes_nothing(folder: Path, tmp_path: Path) -> None:
         tidelog("scrub", "--store", str(folder))
         tidelog("retain", "--store", str(folder))
     (tmp_path / "empty").mkdir()
-    done = tidelog("scrub", "--store", f"{tmp_path}/empty", status=UNREACHABLE)
-    assert "holds no cluster" in error_line(done)
+    process = tidelog("scrub", "--store", f"{tmp_path}/empty", status=UNREACHABLE)
+    assert "holds no cluster" in error_line(process)
     assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
     limited = [sys.executable, "-c", LIMITED, "serve", "--store", str(tmp_path / "store")]
-    done = subprocess.run(limited, capture_output=True, env=environment(), timeout=60, check=False)
-    assert done.returncode == UNREACHABLE
-    said = error_line(done)
-    assert "the test of writing failed" in said
-    assert "raise the file size limit (ulimit -f)" in said
+    process = subprocess.run(
+        limited, capture_output=True, env=environment(), timeout=60, check=False
+    )
+    assert process.returncode == UNREACHABLE
+    error = error_line(process)
+    assert "the test of writing failed" in error
+    assert "raise the file size limit (ulimit -f)" in error
 
 
 LIMITED = """
@@ -392,8 +396,10 @@ def with_key(folder: Path) -> None:
 
 def test_a_cluster_with_keys_without_security(tmp_path: Path) -> None:
     with_key(tmp_path / "store")
-    said = refusal(tmp_path / "store")
-    assert said.startswith(f"the cluster in {(tmp_path / 'store').as_uri()} has keys or ACLs, but ")
+    error = refusal(tmp_path / "store")
+    assert error.startswith(
+        f"the cluster in {(tmp_path / 'store').as_uri()} has keys or ACLs, but "
+    )
     with Broker(tmp_path, security_off_with_keys=True) as broker:
         broker.create_topic("t")
         assert httpx.get(f"{broker.base_url}/topics").json() == ["t"]
@@ -404,11 +410,11 @@ def test_a_secret_that_others_can_read(tmp_path: Path) -> None:
     with_key(store)
     secret = store / "secret.json"
     secret.chmod(0o644)
-    said = refusal(store, "--security", "keys")
-    assert said == f"other users can read or change {secret} (mode 0644): chmod 0600 {secret}"
+    error = refusal(store, "--security", "keys")
+    assert error == f"other users can read or change {secret} (mode 0644): chmod 0600 {secret}"
     secret.chmod(0o600)
     key = tmp_path / "key"
     key.write_text("k" * 30)
     key.chmod(0o644)
-    said = refusal(store, "--security", "keys", "--admin-key", f"@{key}", status=WRONG_USAGE)
-    assert f"chmod 0600 {key}" in said
+    error = refusal(store, "--security", "keys", "--admin-key", f"@{key}", status=WRONG_USAGE)
+    assert f"chmod 0600 {key}" in error

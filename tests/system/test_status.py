@@ -14,9 +14,9 @@ V3 = {"content-type": "application/json"}
 
 def problems(broker: Broker) -> dict[str, str]:
     """The problems of the cluster, by name."""
-    done = broker.cli("status", "--json", status=None)
-    status = json_of(done)
-    assert done.returncode == (0 if status["is_well"] else 1)
+    process = broker.cli("status", "--json", status=None)
+    status = json_of(process)
+    assert process.returncode == (0 if status["is_well"] else 1)
     return {problem["name"]: problem["what"] for problem in status["problems"]}
 
 
@@ -91,17 +91,17 @@ def test_a_broker_that_crashed_is_gone_and_its_past_stays(tmp_path: Path) -> Non
         killed.cli("produce", "t", stdin="a\nb\nc\n")
         until(lambda: produced() > 0)
         assert (len(overview()["brokers"]), overview()["gone"]) == (3, [])
-        before = produced()
+        old_count = produced()
         killed.kill()
         until(lambda: len(overview()["brokers"]) == 2)
         (gone_broker,) = overview()["gone"]
         assert gone_broker["name"] == "c"
-        assert produced() == before
+        assert produced() == old_count
         text = first.cli("status", status=None).stdout.decode()
         assert "c is gone: its last answer was" in text
         killed.start()
         until(lambda: not overview()["gone"])
-        assert produced() == before
+        assert produced() == old_count
 
 
 def test_problems_are_folded_by_kind(tmp_path: Path) -> None:

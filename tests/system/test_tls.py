@@ -49,13 +49,13 @@ def test_records_by_http_and_by_the_command_line(broker: Broker, authority: Auth
     with httpx.Client(base_url=broker.base_url, verify=context, headers=headers) as client:
         body = '{"records":[{"value":"two"}]}'
         client.post("/topics/t", content=body, headers={"content-type": JSON}).raise_for_status()
-        made = client.post("/consumers/g", content=b'{"name":"i"}', headers=V2).json()
-        assert made["base_uri"].startswith(f"{broker.base_url}/consumers/g")
+        answer = client.post("/consumers/g", content=b'{"name":"i"}', headers=V2).json()
+        assert answer["base_uri"].startswith(f"{broker.base_url}/consumers/g")
         text = client.get("/metrics").text
         assert 'tidelog_certificate_seconds{port="clients"}' in text
-    said = tidelog("consume", "t", "-f", "text", **trusting)
-    assert b"one" in said.stdout
-    assert b"two" in said.stdout
+    process = tidelog("consume", "t", "-f", "text", **trusting)
+    assert b"one" in process.stdout
+    assert b"two" in process.stdout
     refused = tidelog("topics", "list", status=None, **variables)
     assert "certificate is not accepted" in error_line(refused)
     assert "--ca-file" in error_line(refused)
@@ -80,8 +80,8 @@ def test_a_broker_with_files_that_cannot_be_used_does_not_start(
     pair, other = authority.pair("one"), authority.pair("two")
     files = ["--tls-cert-file", str(pair.cert), "--tls-key-file", str(other.key)]
     store = tmp_path / "store"
-    said = tidelog("serve", "--port", "0", "--store", str(store), *files, status=1)
-    assert "the key does not fit the certificate" in said.stderr.decode()
+    process = tidelog("serve", "--port", "0", "--store", str(store), *files, status=1)
+    assert "the key does not fit the certificate" in process.stderr.decode()
     assert not store.exists()
 
 
@@ -100,14 +100,14 @@ def test_brokers_hand_over_drafts_and_requests_of_groups(
         first, second = sequencer_first(cluster)
         first.create_topic("t")
         until(lambda: _produced(second, 1))
-        before = total([second], "handovers")
+        old_count = total([second], "handovers")
         for _ in range(5):
             assert _produced(second, 1)
-        assert total([second], "handovers") > before
+        assert total([second], "handovers") > old_count
         # One of the brokers coordinates the group; a request to the other one is forwarded.
-        made = httpx.post(f"{first.base_url}/consumers/g", json={"name": "i", "format": "json"})
-        made.raise_for_status()
-        path = f"/consumers/g/instances/{made.json()['instance_id']}"
+        answer = httpx.post(f"{first.base_url}/consumers/g", json={"name": "i", "format": "json"})
+        answer.raise_for_status()
+        path = f"/consumers/g/instances/{answer.json()['instance_id']}"
         for peer in cluster:
             url = f"{peer.base_url}{path}/subscription"
             httpx.post(url, json={"topics": ["t"]}, headers=V2).raise_for_status()

@@ -70,8 +70,8 @@ def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Pat
             wait_until(lambda: has_all_workers(broker), "an overview of all workers")
         with Load([broker.base_url] * 2, Mix(topic, PARTITIONS, 6), seed) as load:
             load.wait_for_acks(100)
-            before = workers_of(broker)
-            victim = before[secrets.randbelow(3)]
+            old_workers = workers_of(broker)
+            victim = old_workers[secrets.randbelow(3)]
             os.kill(victim.pid, signal.SIGKILL)
             wait_until(
                 lambda: len(workers_of(broker)) == 3 and victim not in workers_of(broker), "restart"
@@ -105,10 +105,10 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
 def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     command = ("serve", "--store", f"{tmp_path}/file", "--workers", "2", "--port", "1")
-    done = tidelog(*command, status=None, is_fresh=True)
-    assert done.returncode not in (0, -9)
-    assert b"Traceback" not in done.stderr
-    assert b"tidelog: " in done.stderr
+    process = tidelog(*command, status=None, is_fresh=True)
+    assert process.returncode not in (0, -9)
+    assert b"Traceback" not in process.stderr
+    assert b"tidelog: " in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -121,5 +121,5 @@ def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_what_workers_cannot_share(options: list[str], why: str) -> None:
-    done = tidelog("serve", "--workers", "2", *options, is_fresh=True, status=2)
-    assert why in error_line(done)
+    process = tidelog("serve", "--workers", "2", *options, is_fresh=True, status=2)
+    assert why in error_line(process)

@@ -108,7 +108,7 @@ class Worker(Threads):
     def _commit(self, start: int, count: int) -> None:
         end = start + count
         values = [f"{self._partition}/{offset}" for offset in range(start, end)]
-        made = [
+        records = [
             {"key": {"type": "STRING", "data": value}, "value": {"type": "STRING", "data": value}}
             for value in values
         ]
@@ -120,7 +120,7 @@ class Worker(Threads):
         }
         body = {
             "topics": [
-                {"topic_name": self._names.made, "records": made},
+                {"topic_name": self._names.made, "records": records},
                 {"topic_name": self._names.audit, "records": [line]},
             ],
             "consumer_groups": [{"consumer_group_id": self._names.group, "offsets": [offset]}],
@@ -156,5 +156,5 @@ class Worker(Threads):
 
 
 def cluster_of(client: Client) -> str:
-    said: Any = client.call("GET", "/v3/clusters").json()
-    return str(said["data"][0]["cluster_id"])
+    answer: Any = client.call("GET", "/v3/clusters").json()
+    return str(answer["data"][0]["cluster_id"])

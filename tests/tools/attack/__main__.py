@@ -36,7 +36,7 @@ HEAD = ROW.format(
 def row(result: Result) -> str:
     memory = f"{result.before_mib}/{result.peak_mib}/{result.after_mib}"
     neighbour = f"{result.done}/{result.failed}"
-    said = result.why_failed and f"FAILED: {result.why_failed}; "
+    failure = result.why_failed and f"FAILED: {result.why_failed}; "
     return ROW.format(
         result.attack,
         memory,
@@ -44,7 +44,7 @@ def row(result: Result) -> str:
         f"{result.stall_cpu_s:.2f}",
         neighbour,
         f"{result.slowest_s:.2f}",
-        f"{said}{result.answers}",
+        f"{failure}{result.answers}",
     )
 
 

@@ -63,11 +63,11 @@ def long_names(broker: Broker) -> str:
     names = ["n" * size for size in (222, 223, 249)]
     body = {"configs": {"segment.ms": "100"}}
     topics = [{"json": {"topic_name": name, **body}} for name in names]
-    made = sent(broker, [("POST", "/admin/topics", topic) for topic in topics])
+    creations = sent(broker, [("POST", "/admin/topics", topic) for topic in topics])
     record = {"content": b'{"records":[{"value":1}]}', "headers": TYPE}
     written = sent(broker, [("POST", f"/topics/{name}", record) for name in names])
     sealed = sent(broker, [("POST", f"/admin/topics/{name}/seal", {}) for name in names])
-    return f"{made}; {written}; {sealed}"
+    return f"{creations}; {written}; {sealed}"
 
 
 def unpacked(way: str, scale: float, broker: Broker) -> str:
@@ -112,9 +112,9 @@ def empty_records(scale: float, broker: Broker) -> str:
     with pa.ipc.new_stream(out, table.schema) as writer:
         writer.write_batch(table)
     lines = b'{"records":[' + b",".join([b"{}"] * rows) + b"]}"
-    made = sent(broker, [*produced([out.getvalue()], ARROW_TYPE), *produced([lines], TYPE)])
+    creations = sent(broker, [*produced([out.getvalue()], ARROW_TYPE), *produced([lines], TYPE)])
     path = f"/topics/{VICTIM}/partitions/0/records?offset=0&max_bytes=1"
-    return f"{made}; {sent(broker, [('GET', path, {})] * 4, at_once=4)}"
+    return f"{creations}; {sent(broker, [('GET', path, {})] * 4, at_once=4)}"
 
 
 def arrow_bodies(name: str, scale: float, broker: Broker) -> str:
@@ -126,9 +126,9 @@ def arrow_bodies(name: str, scale: float, broker: Broker) -> str:
 def many_partitions(scale: float, broker: AttackedBroker) -> str:
     count = scaled(10_000, scale, 1)
     body = {"topic_name": "p", "partitions_count": count}
-    made = sent(broker, [("POST", "/admin/topics", {"json": body})])
+    creations = sent(broker, [("POST", "/admin/topics", {"json": body})])
     listing = f"{broker.cluster_path}/topics/p/partitions"
-    return f"{made}; {sent(broker, [('GET', listing, {})] * 4, at_once=4)}"
+    return f"{creations}; {sent(broker, [('GET', listing, {})] * 4, at_once=4)}"
 
 
 def held(data: bytes, scale: float, broker: Broker) -> str:

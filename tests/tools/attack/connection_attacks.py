@@ -33,12 +33,12 @@ REFUSED = b"GET /topics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 def refused_requests(scale: float, broker: SecuredBroker) -> str:
     """Send one request without a login on each connection."""
-    answered = 0
+    answer_count = 0
     with ExitStack() as stack:
         for connection in opened(broker, scaled(CONNECTIONS, scale, 10), stack):
             with suppress(OSError):
                 connection.sendall(REFUSED)
-                answered += bool(connection.recv(1))
+                answer_count += bool(connection.recv(1))
         path = f"{broker.base_url}/topics/{NEIGHBOUR}"
         statuses = [
             httpx.get(path, headers=broker.neighbour.headers, timeout=60).status_code
@@ -46,7 +46,7 @@ def refused_requests(scale: float, broker: SecuredBroker) -> str:
         ]
     if {*statuses} & {429, 503}:
         return f"FAILED: {statuses}"
-    return f"{answered} x answered, then {statuses[0]}"
+    return f"{answer_count} x answered, then {statuses[0]}"
 
 
 def idle_logins(scale: float, broker: SecuredBroker) -> str:
@@ -68,21 +68,23 @@ def idle_logins(scale: float, broker: SecuredBroker) -> str:
 
 def pressed(connections: Iterable[socket.socket], data: bytes, seconds: float) -> int:
     """Send the data on all connections, as much as the broker takes. Return how many are open."""
-    left = {}
+    remaining_data = {}
     for connection in connections:
         connection.setblocking(False)
-        left[connection] = memoryview(data)
+        remaining_data[connection] = memoryview(data)
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        for connection, rest in list(left.items()):
+        for connection, remaining in list(remaining_data.items()):
             try:
-                left[connection] = rest[connection.send(rest[: 1 << 18]) :] if rest else rest
+                remaining_data[connection] = (
+                    remaining[connection.send(remaining[: 1 << 18]) :] if remaining else remaining
+                )
             except BlockingIOError:
                 continue
             except OSError:  # the broker has closed it
-                del left[connection]
+                del remaining_data[connection]
         time.sleep(0.02)
-    return len(left)
+    return len(remaining_data)
 
 
 def bytes_before_login(scale: float, broker: SecuredBroker) -> str:

@@ -31,9 +31,11 @@ def followed(partitions: int, scale: float, broker: SecuredBroker) -> str:
         for connection in opened(broker, scaled(1_000, scale, FOLLOWERS_LEAST), stack):
             connection.sendall(data)
             statuses[connection.recv(16).decode().split(" ")[1]] += 1
-        made = sent(broker, [("POST", f"/topics/{topic}", keywords)] * scaled(10, scale, 3))
+        statuses_of_produce = sent(
+            broker, [("POST", f"/topics/{topic}", keywords)] * scaled(10, scale, 3)
+        )
         time.sleep(HOLD_S * scale)
-    return f"followers: {dict(sorted(statuses.items()))}; {made}"
+    return f"followers: {dict(sorted(statuses.items()))}; {statuses_of_produce}"
 
 
 def follow_attacks(scale: float) -> dict[str, Attack]:

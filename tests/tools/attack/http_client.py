@@ -38,9 +38,9 @@ def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int 
     """
 
     def one(request: tuple[str, str, Any]) -> str:
-        method, path, more = request
+        method, path, options = request
         try:
-            return str(client.request(method, path, **more).status_code)
+            return str(client.request(method, path, **options).status_code)
         except httpx.HTTPError as error:
             return type(error).__name__
 

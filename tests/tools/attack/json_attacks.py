@@ -34,10 +34,10 @@ VALUES = {
 """Values of about 1 MiB, as they are in a JSON string."""
 
 
-def many(scale: float, before: bytes, piece: bytes, after: bytes, between: bytes = b",") -> bytes:
+def many(scale: float, prefix: bytes, piece: bytes, suffix: bytes, between: bytes = b",") -> bytes:
     count = scaled(62 * MIB // (len(piece) + len(between)), scale, 1)
     # Not by `join`: its list of millions of pieces would hold the interpreter's lock of the probes.
-    return before + (piece + between) * (count - 1) + piece + after
+    return prefix + (piece + between) * (count - 1) + piece + suffix
 
 
 def produced(body: bytes, **headers: str) -> list[Phase]:
@@ -66,7 +66,8 @@ def in_phases(make: Callable[[], Sequence[Phase]], broker: AttackedBroker) -> st
     counts = []
     for phase in make():
         requests = [
-            (method, path.format(cluster=broker.cluster_path), more) for method, path, more in phase
+            (method, path.format(cluster=broker.cluster_path), options)
+            for method, path, options in phase
         ]
         counts.append(sent(broker, requests, at_once=4))
     return "; ".join(counts)

@@ -176,13 +176,13 @@ def sessions(scale: float, broker: Broker) -> str:
     )
     counts: Counter[str] = Counter()
     for _ in range(scaled(60, scale, 2)):
-        made = asked(broker, begin, fetch.FetchResponse, 12)
-        counts[f"session {bool(made.session_id)}"] += 1
+        answer = asked(broker, begin, fetch.FetchResponse, 12)
+        counts[f"session {bool(answer.session_id)}"] += 1
         for epoch in (1, 2, 2):
             next_one = fetch.FetchRequest(
                 max_wait_ms=0,
                 min_bytes=0,
-                session_id=made.session_id,
+                session_id=answer.session_id,
                 session_epoch=epoch,
                 topics=[],
                 forgotten_topics_data=[

@@ -84,9 +84,9 @@ def _paths(structure: type[Structure], version: int) -> Iterator[tuple[str, ...]
 
 
 def _request(field: ArrayField, count: int) -> Message:
-    made = _made(field.request, field.version, field.path, count, 0)
-    assert isinstance(made, Message)
-    return made
+    message = _made(field.request, field.version, field.path, count, 0)
+    assert isinstance(message, Message)
+    return message
 
 
 def _made(
@@ -107,11 +107,11 @@ def _made(
     return structure(**values)
 
 
-def _on_path(member: CompiledField, version: int, rest: tuple[str, ...], count: int) -> Any:
+def _on_path(member: CompiledField, version: int, names: tuple[str, ...], count: int) -> Any:
     form = member.form
-    if rest:
+    if names:
         assert isinstance(form, type)
-        inner = _made(form, version, rest, count, 0)
+        inner = _made(form, version, names, count, 0)
         return [inner] if member.is_array else inner
     return [_element(form, version, FIRST + number) for number in range(count)]
 

@@ -37,10 +37,8 @@ def fetched(bytes_max: int) -> fetch.FetchTopic:
 
 
 def grown(times: int) -> topics.CreatePartitionsRequest:
-    wanted = topics.CreatePartitionsTopic(name=LONG, count=5, assignments=None)
-    return topics.CreatePartitionsRequest(
-        topics=[wanted] * times, timeout_ms=1, validate_only=False
-    )
+    topic = topics.CreatePartitionsTopic(name=LONG, count=5, assignments=None)
+    return topics.CreatePartitionsRequest(topics=[topic] * times, timeout_ms=1, validate_only=False)
 
 
 def wrong_values() -> list[tuple[Message, int]]:

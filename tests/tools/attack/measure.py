@@ -80,7 +80,7 @@ def measured(
     """
     rights = {} if broker.neighbour is None else broker.neighbour.headers
     is_tls = broker.base_url.startswith("https")
-    before, logged = resident_mib(broker.pid), len(broker.log())
+    old_mib, logged = resident_mib(broker.pid), len(broker.log())
     prober.begin(Target(broker.pid, broker.address, broker.port, is_tls, rights))
     try:
         answers = attack(broker)
@@ -89,20 +89,20 @@ def measured(
     finally:
         time.sleep(rest_s)
         readings = prober.end()
-    after = resident_mib(broker.pid)
+    new_mib = resident_mib(broker.pid)
     health_faults = [f"/healthy: {fault}" for fault in readings.health_faults]
     faults = (*readings.faults, *health_faults)
     return Result(
         name,
         answers,
-        before,
+        old_mib,
         readings.peak_mib,
-        after,
+        new_mib,
         readings.stall_s,
         readings.rounds - len(readings.faults),
         len(faults),
         readings.slowest_s,
-        after > 0,
+        new_mib > 0,
         faults,
         bugs_in(broker.log()[logged:]),
         readings.stall_cpu_s,

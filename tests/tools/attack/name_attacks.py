@@ -61,8 +61,8 @@ def field(word: bytes, size: int) -> bytes:
 
 def kafka_requests(scale: float) -> Iterator[tuple[str, bytes]]:
     few, many = names(32, NAME), names(scaled(1_000, scale, 10), NAME)
-    asked = [metadata.MetadataRequestTopic(name=name) for name in few]
-    yield "Metadata", cut(metadata.MetadataRequest(topics=asked), 8)
+    topics = [metadata.MetadataRequestTopic(name=name) for name in few]
+    yield "Metadata", cut(metadata.MetadataRequest(topics=topics), 8)
     yield "FindCoordinator", cut(metadata.FindCoordinatorRequest(coordinator_keys=few), 4)
     data = [produce.TopicProduceData(name=name, partition_data=[]) for name in many]
     yield "Produce", framed(produce.ProduceRequest(acks=1, timeout_ms=1000, topic_data=data), 8)

@@ -35,10 +35,10 @@ def all_offsets(scale: float, broker: SecuredBroker) -> str:
     broker.allow(MEMBER, "READ", "TOPIC", PREFIX, "PREFIXED")
     broker.allow(MEMBER, "READ", "GROUP", PREFIX, "PREFIXED")
     principal, names = broker.principal(MEMBER), [f"{PREFIX}{number}" for number in range(4)]
-    made = sent(broker, [committing(name, topics, partitions) for name in names], 1, principal)
-    asked = [group_offsets.OffsetFetchRequestGroup(group_id=name, topics=None) for name in names]
-    fetch = framed(group_offsets.OffsetFetchRequest(groups=asked), 8)
-    return f"{made}; {sent(broker, [fetch] * scaled(20, scale, 2), 4, principal)}"
+    commits = sent(broker, [committing(name, topics, partitions) for name in names], 1, principal)
+    groups = [group_offsets.OffsetFetchRequestGroup(group_id=name, topics=None) for name in names]
+    fetch = framed(group_offsets.OffsetFetchRequest(groups=groups), 8)
+    return f"{commits}; {sent(broker, [fetch] * scaled(20, scale, 2), 4, principal)}"
 
 
 def offset_attacks(scale: float) -> dict[str, Attack]:

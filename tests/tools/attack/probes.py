@@ -150,8 +150,8 @@ class Prober:
 
     def begin(self, target: Target) -> None:
         """Probe the broker. Return when each probe has its first answer."""
-        said = self._exchange(json.dumps(target))
-        assert said == BEGUN, f"the process of the probes said {said!r}"
+        line_of_probes = self._exchange(json.dumps(target))
+        assert line_of_probes == BEGUN, f"the process of the probes said {line_of_probes!r}"
 
     def end(self) -> Readings:
         """End the probes."""
@@ -162,8 +162,8 @@ class Prober:
         assert self._process.stdout is not None
         try:
             print(line, file=self._process.stdin, flush=True)
-            if said := self._process.stdout.readline().strip():
-                return said
+            if line_of_probes := self._process.stdout.readline().strip():
+                return line_of_probes
         except BaseException:  # half an exchange: the next one would get its answer
             self._process.kill()
             raise

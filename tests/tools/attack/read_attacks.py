@@ -34,12 +34,12 @@ def escaped(
     records = [f'{{"value":"{VALUE}"}}'] * scaled(7, scale, 2)
     body = f'{{"records":[{",".join(records)}]}}'
     post = ("POST", f"/topics/{topic}", {"content": body, "headers": OCTETS | rights})
-    said = [sent(broker, [post] * scaled(10, scale, 1))]
+    answers = [sent(broker, [post] * scaled(10, scale, 1))]
     requests = [
-        (method, path, {**more, "headers": more.get("headers", {}) | rights})
-        for method, path, more in reads(topic, scale)
+        (method, path, {**options, "headers": options.get("headers", {}) | rights})
+        for method, path, options in reads(topic, scale)
     ]
-    return "; ".join([*said, sent(broker, requests, at_once)])
+    return "; ".join([*answers, sent(broker, requests, at_once)])
 
 
 def fetches(

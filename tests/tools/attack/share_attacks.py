@@ -97,11 +97,11 @@ def beside_a_tenant(attack: SharedAttack, user: str, scale: float, broker: Secur
     principal, tenant, end = attacker(broker, user), _Tenant(broker), threading.Event()
     with Threads(functools.partial(tenant.run, end), stop=end):
         try:
-            said = attack(scale, broker, principal)
+            answers = attack(scale, broker, principal)
         except ConnectionError:
-            said = "closed"
+            answers = "closed"
         time.sleep(0.5)
-    return f"{said}; {tenant}"
+    return f"{answers}; {tenant}"
 
 
 def _asked_on_many(
@@ -183,7 +183,7 @@ def unsynced_members(scale: float, broker: SecuredBroker, principal: Principal |
 
 def described_groups(scale: float, broker: SecuredBroker, principal: Principal | None) -> str:
     """Describe all groups of large members in one request, on connections that do not read too."""
-    made = unsynced_groups(scale, broker, principal)
+    creations = unsynced_groups(scale, broker, principal)
     names = [f"{MEMBER}-fat-{number}" for number in range(scaled(66, scale, 1))]
     request = framed(groups.DescribeGroupsRequest(groups=names), 4)
     with connected(broker, principal) as connection:
@@ -195,7 +195,7 @@ def described_groups(scale: float, broker: SecuredBroker, principal: Principal |
             unread = connected(broker, principal, timeout_s=10.0, reads=False)
             stack.enter_context(unread).sendall(request)
         time.sleep(HOLD_S * scale)
-    return f"{made}; {len(request)} bytes answered by {size}, {count} times unread"
+    return f"{creations}; {len(request)} bytes answered by {size}, {count} times unread"
 
 
 def unknown_sessions(scale: float, broker: SecuredBroker, principal: Principal | None) -> str:
@@ -204,11 +204,11 @@ def unknown_sessions(scale: float, broker: SecuredBroker, principal: Principal |
     with connected(broker, principal) as connection:
         for first in range(0, scaled(UNKNOWN_PARTITIONS, scale, 100), REQUEST_PARTITIONS):
             numbers = range(first, min(first + REQUEST_PARTITIONS, UNKNOWN_PARTITIONS))
-            made = request_on(
+            answer = request_on(
                 connection, _fetch_of(session, epoch, numbers), fetch.FetchResponse, 12
             )
-            session, epoch = session or made.session_id, epoch + 1
-            errors += made.error_code != 0
+            session, epoch = session or answer.session_id, epoch + 1
+            errors += answer.error_code != 0
         sizes = []
         for _ in range(scaled(10, scale, 2)):
             connection.sendall(framed(_fetch_of(session, epoch, ()), 12))
@@ -235,9 +235,9 @@ def deleted_offsets(scale: float, broker: SecuredBroker, principal: Principal | 
     """Delete offsets of some of many groups: OffsetCommit with the offset -1 deletes one."""
     names = [f"{MEMBER}-offset-{number}" for number in range(scaled(30_000, scale, 20))]
     _committed(broker, principal, names, 0)
-    some = names[: scaled(200, scale, 2)]
-    _committed(broker, principal, some, -1)
-    return f"{len(some)} deletions, {len(names)} groups"
+    deleted_names = names[: scaled(200, scale, 2)]
+    _committed(broker, principal, deleted_names, -1)
+    return f"{len(deleted_names)} deletions, {len(names)} groups"
 
 
 def _committed(

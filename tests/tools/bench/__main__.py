@@ -51,8 +51,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
         for name in names:
             part_s = time.monotonic()
-            made = PARTS[name].measure(Path(folder) / name, is_quick=arguments.quick)
-            part_table = made if isinstance(made, Table) else table(made)
+            measurement = PARTS[name].measure(Path(folder) / name, is_quick=arguments.quick)
+            part_table = measurement if isinstance(measurement, Table) else table(measurement)
             if arguments.quick and "NOT" not in part_table.how:
                 part_table = part_table._replace(
                     how=f"A FIRST LOOK (--quick) {part_table.how}".rstrip()

@@ -19,33 +19,33 @@ WORDS = ("delivered", "returned", "in transit", "at customs", "lost", "refused",
 def rows(count: int, seed: int) -> list[tuple[bytes, bytes]]:
     """Keys and JSON values of exactly VALUE_BYTES."""
     draw = random.Random(seed)
-    made = []
+    pairs = []
     for _ in range(count):
         key = f"key-{draw.randrange(10**8):08d}"
         head = f'{{"id":{draw.randrange(10**9):09d},"pad":"'.replace(":0", ":1")
         value = head + "x" * (VALUE_BYTES - len(head) - 2) + '"}'
-        made.append((json.dumps(key).encode(), value.encode()))
-    return made
+        pairs.append((json.dumps(key).encode(), value.encode()))
+    return pairs
 
 
-def json_body(made: list[tuple[bytes, bytes]]) -> bytes:
-    records = b",".join(b'{"key":%s,"value":%s}' % row for row in made)
+def json_body(pairs: list[tuple[bytes, bytes]]) -> bytes:
+    records = b",".join(b'{"key":%s,"value":%s}' % row for row in pairs)
     return b'{"records":[' + records + b"]}"
 
 
-def binary_body(made: list[tuple[bytes, bytes]]) -> bytes:
+def binary_body(pairs: list[tuple[bytes, bytes]]) -> bytes:
     records = b",".join(
         b'{"key":"%s","value":"%s"}' % (base64.b64encode(key), base64.b64encode(value))
-        for key, value in made
+        for key, value in pairs
     )
     return b'{"records":[' + records + b"]}"
 
 
-def arrow_body(made: list[tuple[bytes, bytes]]) -> bytes:
+def arrow_body(pairs: list[tuple[bytes, bytes]]) -> bytes:
     batch = pa.record_batch(
         {
-            "key": pa.array([key for key, _ in made], pa.binary()),
-            "value": pa.array([value for _, value in made], pa.binary()),
+            "key": pa.array([key for key, _ in pairs], pa.binary()),
+            "value": pa.array([value for _, value in pairs], pa.binary()),
         }
     )
     sink = pa.BufferOutputStream()
@@ -60,7 +60,7 @@ def events(first: int, count: int) -> list[tuple[bytes, bytes]]:
     A fifth of a value is random.
     """
     draw = random.Random(first)
-    made = []
+    pairs = []
     for number in range(first, first + count):
         key = f"key-{draw.randrange(10**8):08d}"
         drawn = draw.getrandbits(120)
@@ -69,8 +69,8 @@ def events(first: int, count: int) -> list[tuple[bytes, bytes]]:
             f'"amount":{drawn % 9000 + 1000}.{drawn % 90 + 10},"code":"{drawn >> 40:020x}",'
             f'"is":"{WORDS[drawn % 8]:9.9}"}}'
         )
-        made.append((b'"%s"' % key.encode(), value.encode()))
-    return made
+        pairs.append((b'"%s"' % key.encode(), value.encode()))
+    return pairs
 
 
 class Pool(NamedTuple):
@@ -121,9 +121,9 @@ def pool(kind: str, count: int, distinct: int = EVENTS) -> Pool:
 class Requests(Sequence[bytes]):
     """The requests of a pool, each made when it is sent."""
 
-    def __init__(self, head: bytes, made: Pool) -> None:
+    def __init__(self, head: bytes, body_pool: Pool) -> None:
         self._head = head
-        self._pool = made
+        self._pool = body_pool
 
     def __len__(self) -> int:
         return self._pool.distinct

@@ -58,13 +58,13 @@ class Broker(BrokerProcess):
     def key_of_producer(self) -> dict[str, str]:
         """The header of a principal that may write all topics, by one of a thousand ACLs."""
         with httpx.Client(base_url=self.base_url, headers=self.headers) as client:
-            made = client.post("/tidelog/v1/keys", json={"principal": "User:p"})
+            answer = client.post("/tidelog/v1/keys", json={"principal": "User:p"})
             cluster = client.get("/v3/clusters").json()["data"][0]["cluster_id"]
             names = [*(f"other-{number}" for number in range(999)), "b"]
             data = [ACL | {"resource_name": name} for name in names]
             path = f"/v3/clusters/{cluster}/acls:batch"
             client.post(path, json={"data": data}).raise_for_status()
-        secret = made.raise_for_status().json()["secret"]
+        secret = answer.raise_for_status().json()["secret"]
         return {"authorization": "Basic " + base64.b64encode(f"p:{secret}".encode()).decode()}
 
 
@@ -94,10 +94,10 @@ def store_folder(folder: Path) -> Iterator[tuple[Path, str]]:
 @contextmanager
 def environment(store: Store) -> Iterator[None]:
     """Where the AWS chain of this process looks, too."""
-    before = dict(os.environ)
+    old_variables = dict(os.environ)
     os.environ.update(store.environment)
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(old_variables)

@@ -112,12 +112,12 @@ async def _simulate(seconds: float, handover_bytes_max: int) -> tuple[list[float
 
         producing = [asyncio.create_task(produce(log)) for log in cluster.logs]
         await asyncio.sleep(WARM_UP_S)
-        before = [_counted(log) for log in cluster.logs]
+        old_counts = [_counted(log) for log in cluster.logs]
         await asyncio.sleep(seconds)
-        after = [_counted(log) for log in cluster.logs]
+        new_counts = [_counted(log) for log in cluster.logs]
         await asyncio.gather(*producing)
         puts, commits = (
-            sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in (0, 1)
+            sum(b[i] - a[i] for a, b in zip(old_counts, new_counts, strict=True)) for i in (0, 1)
         )
         for log in cluster.logs:
             await log._log.wal.refresh()

@@ -59,10 +59,10 @@ class Rates(NamedTuple):
         return SECONDS_A_MONTH * (self.puts * PUT_DOLLARS + self.gets * GET_DOLLARS)
 
 
-def requests(made: Sequence[BrokerProcess]) -> dict[str, float]:
+def requests(broker_processes: Sequence[BrokerProcess]) -> dict[str, float]:
     """By verb, of all of them so far."""
     count_by_verb: dict[str, float] = {}
-    for broker in made:
+    for broker in broker_processes:
         text = httpx.get(f"{broker.base_url}/metrics").raise_for_status().text
         for line in text.splitlines():
             if line.startswith("tidelog_store_requests_total{"):
@@ -75,24 +75,28 @@ def measured(case: Case, seconds: float) -> Rates:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = Store((folder / "store").as_uri())
-        with brokers(case.brokers, store, folder, flush_interval_ms=case.flush_interval_ms) as made:
+        with brokers(
+            case.brokers, store, folder, flush_interval_ms=case.flush_interval_ms
+        ) as cluster:
             live_line = f"tidelog_live_brokers {case.brokers}.0"
-            until(lambda: all(live_line in httpx.get(f"{b.base_url}/metrics").text for b in made))
+            until(
+                lambda: all(live_line in httpx.get(f"{b.base_url}/metrics").text for b in cluster)
+            )
             topic = {"topic_name": "t", "partitions_count": 6}
-            httpx.post(f"{made[0].base_url}/admin/topics", json=topic).raise_for_status()
+            httpx.post(f"{cluster[0].base_url}/admin/topics", json=topic).raise_for_status()
             time.sleep(2)  # the start's own requests are none of a month's
-            before, began = requests(made), time.monotonic()
+            old_counts, began = requests(cluster), time.monotonic()
             with httpx.Client() as client:
                 number = 0
                 while time.monotonic() < began + seconds:
                     if case.is_busy:
-                        url = f"{made[number % len(made)].base_url}/topics/t?acks=0"
+                        url = f"{cluster[number % len(cluster)].base_url}/topics/t?acks=0"
                         body = {"records": [{"value": "x" * 100}]}
                         client.post(url, json=body, headers=JSON).raise_for_status()
                         number += 1
                     time.sleep(0.02)
-            took, after = time.monotonic() - began, requests(made)
-    rates = {verb: (count - before.get(verb, 0.0)) / took for verb, count in after.items()}
+            took, new_counts = time.monotonic() - began, requests(cluster)
+    rates = {verb: (count - old_counts.get(verb, 0.0)) / took for verb, count in new_counts.items()}
     puts = sum(rates.get(verb, 0.0) for verb in PUTS)
     return Rates(round(puts, 2), round(rates.get("get", 0.0), 2))
 

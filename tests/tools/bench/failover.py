@@ -79,21 +79,21 @@ class Client:
         """Between two acks, or from the first sending to the first ack after `from_s`."""
         acked = [ack_s for _, ack_s in self.acks]
         pairs = itertools.pairwise(acked)
-        return 1000 * max(after - before for before, after in pairs if after >= from_s)
+        return 1000 * max(last_s - first_s for first_s, last_s in pairs if last_s >= from_s)
 
 
 def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     rows = []
     with s3_store() as store, environment(store):
         put_ms = asyncio.run(bare_put(store, 100))
-        for what in ("an ordinary broker", "the sequencer"):
+        for victim in ("an ordinary broker", "the sequencer"):
             trials = [
-                _round(store, what == "the sequencer", number)
+                _round(store, victim == "the sequencer", number)
                 for number in range(1 if is_quick else ROUNDS)
             ]
             p99_ms = statistics.median(trial.p99_ms for trial in trials)
-            target = SEQUENCER_GAP_MS if what == "the sequencer" else put_ms + SLACK_MS
-            for who, gaps in (
+            target = SEQUENCER_GAP_MS if victim == "the sequencer" else put_ms + SLACK_MS
+            for place, gaps in (
                 ("at the others", [trial.others_ms for trial in trials]),
                 ("behind the balancer", [trial.balanced_ms for trial in trials]),
             ):
@@ -101,10 +101,10 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
                     rows.append(
                         Row(
                             "failover",
-                            f"{what} killed: longest wait for an ack {who}",
+                            f"{victim} killed: longest wait for an ack {place}",
                             max(gaps),
                             "ms",
-                            target if who == "at the others" else None,
+                            target if place == "at the others" else None,
                             note=f"worst of {len(gaps)}; before that p99 {p99_ms:.0f} ms; "
                             f"one bare PUT {put_ms:.1f} ms; nothing lost, nothing twice",
                             is_smaller_better=True,
@@ -130,14 +130,16 @@ def _round(store: Store, is_sequencer: bool, number: int) -> _Round:
         topic = {"topic_name": "bench", "partitions_count": PARTITIONS}
         httpx.post(f"{running[0].base_url}/admin/topics", json=topic).raise_for_status()
         running.sort(key=lambda broker: metric(broker, "tidelog_is_sequencer") != is_sequencer)
-        victim, *others = running
-        clients = [Client(f"other-{i}", broker.base_url) for i, broker in enumerate(others * 2)]
+        victim, *other_brokers = running
+        clients = [
+            Client(f"other-{i}", broker.base_url) for i, broker in enumerate(other_brokers * 2)
+        ]
         balanced: list[Client] = []
         if installed_balancer() is not None:
             port = stack.enter_context(balancer(folder, [broker.port for broker in running]))
             balanced = [Client(f"balanced-{i}", f"http://127.0.0.1:{port}") for i in range(4)]
         killed_s = asyncio.run(_load([*clients, *balanced], victim))
-        _check([*clients, *balanced], others[0])
+        _check([*clients, *balanced], other_brokers[0])
         took = sorted(
             ack - sent for client in clients for sent, ack in client.acks if ack < killed_s
         )

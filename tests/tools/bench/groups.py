@@ -49,11 +49,11 @@ def _commits(folder: Path, *, is_quick: bool) -> list[Row]:
         flushes = metric(broker, "tidelog_flushes_total")
         measured, share = _loaded(broker.port, broker.pid, commits, seconds)
         flushes = metric(broker, "tidelog_flushes_total") - flushes
-    what = f"{COMMITS_PER_S:,.0f} commits a second, {GROUPS} groups x {MEMBERS}"
+    title = f"{COMMITS_PER_S:,.0f} commits a second, {GROUPS} groups x {MEMBERS}"
     return [
         Row(
             "groups",
-            f"CPU of {what}",
+            f"CPU of {title}",
             100 * share,
             "% of a core",
             100 * CPU_SHARE,
@@ -80,7 +80,7 @@ def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple
 
     The share is by its seconds for each request, so that a stall makes it no smaller.
     """
-    before = cpu_s(pid)
+    old_cpu_s = cpu_s(pid)
     load = paced(
         "127.0.0.1",
         port,
@@ -90,7 +90,7 @@ def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple
         per_second=COMMITS_PER_S,
     )
     measured = asyncio.run(load)
-    return measured, (cpu_s(pid) - before) / measured.requests * COMMITS_PER_S
+    return measured, (cpu_s(pid) - old_cpu_s) / measured.requests * COMMITS_PER_S
 
 
 def create(group: str, member: int) -> bytes:
@@ -113,14 +113,14 @@ def commit(group: str, member: int, partition: int = 0) -> bytes:
 
 async def owned(port: int, members: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """The one partition that each member has."""
-    asked = [
+    requests = [
         request("GET", f"/consumers/{group}/instances/m{member}/assignments", headers=HEADERS)
         for group, member in members
     ]
-    said = await _each(port, asked, 200)
+    answers = await _each(port, requests, 200)
     return {
         member: json.loads(answer.body)["partitions"][0]["partition"]
-        for member, answer in zip(members, said, strict=True)
+        for member, answer in zip(members, answers, strict=True)
     }
 
 
@@ -130,12 +130,12 @@ def _all(broker: Broker, requests: list[bytes], *, status: int = 200) -> None:
 
 
 async def _each(port: int, requests: list[bytes], status: int) -> list[Answered]:
-    left = iter(enumerate(requests))
+    numbered_requests = iter(enumerate(requests))
     answers: dict[int, Answered] = {}
 
     async def work() -> None:
         call = Caller(port)
-        for number, message in left:
+        for number, message in numbered_requests:
             answers[number] = await call(message)
             assert answers[number].status == status, answers[number]
         call.close()

@@ -23,13 +23,13 @@ def requests(topic: str, partitions: int, records: int, value_bytes: int) -> lis
     value, now_ms = b"v" * value_bytes, int(time.time() * 1000)
     rows = Rows([now_ms] * records, [None] * records, [value] * records, [None] * records)
     batch = memoryview(sent(rows))
-    made = []
+    framed_requests = []
     for partition in range(partitions):
         data = PartitionProduceData(index=partition, records=batch)
         of_topic = TopicProduceData(name=topic, partition_data=[data])
         request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[of_topic])
-        made.append(framed(request, VERSION))
-    return made
+        framed_requests.append(framed(request, VERSION))
+    return framed_requests
 
 
 class KafkaConnection(Connection):

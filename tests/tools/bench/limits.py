@@ -63,25 +63,27 @@ QUICK = Sizes((1_000, 10_000), 1_000, 20, 100, 30.0, 2_000)
 def partitions(folder: Path, sizes: Sizes) -> list[list[str]]:
     rows = []
     with _broker(folder) as (broker, store):
-        made, refusal = 0, ""
+        partition_count, refusal = 0, ""
         for goal in sizes.partitions:
-            while made < goal and not refusal:
-                refusal = _filled(broker, made, sizes.topic_partitions)
-                made += 0 if refusal else sizes.topic_partitions
-            if refusal and rows and rows[-1][1] == number(made):
+            while partition_count < goal and not refusal:
+                refusal = _filled(broker, partition_count, sizes.topic_partitions)
+                partition_count += 0 if refusal else sizes.topic_partitions
+            if refusal and rows and rows[-1][1] == number(partition_count):
                 rows[-1][3] = refusal
                 break
             resident = resident_bytes(broker.pid)
             stall_s, load = _stalled(broker, "/topics/bench", sizes.load_s)
             checkpoint = max(_checkpoint_sizes(store), default=0)
             start_s = _restarted(broker)
-            seen = (
+            note = (
                 f"start {start_s:.1f} s, stall {1000 * stall_s:.0f} ms, "
                 f"checkpoint {checkpoint / MIB:.1f} MiB, RSS {resident / MIB:.0f} MiB, "
                 f"ack p99 {number(load.p99_ms)} ms"
             )
             failed = _failed(start_s, stall_s, load.p99_ms)
-            rows.append(["partitions with records", number(made), seen, refusal or failed])
+            rows.append(
+                ["partitions with records", number(partition_count), note, refusal or failed]
+            )
             if refusal or failed:
                 break
     return rows
@@ -90,7 +92,7 @@ def partitions(folder: Path, sizes: Sizes) -> list[list[str]]:
 def groups(folder: Path, sizes: Sizes) -> list[list[str]]:
     with _broker(folder) as (broker, _):
         _ask(broker, "/admin/topics", {"topic_name": "bench", "partitions_count": 100})
-        before = resident_bytes(broker.pid)
+        old_bytes = resident_bytes(broker.pid)
         began_s = time.monotonic()
         joined, refusal = asyncio.run(_joined(broker.port, sizes))
         took_s = time.monotonic() - began_s
@@ -100,37 +102,37 @@ def groups(folder: Path, sizes: Sizes) -> list[list[str]]:
             load = asyncio.run(_paced(broker.port, commits, min(sizes.load_s, 5.0), 1_000.0))
         stall_s, _ = _stalled(broker, "/topics/bench", sizes.load_s)
         start_s = _restarted(broker)
-    seen = (
-        f"{(resident - before) / max(joined, 1) / 1024:.1f} KiB of RSS a member, "
+    note = (
+        f"{(resident - old_bytes) / max(joined, 1) / 1024:.1f} KiB of RSS a member, "
         f"{joined / took_s:,.0f} joins/s, 1,000 commits/s: p99 {number(load.p99_ms)} ms, "
         f"{100 * watch.cpu.total_s / load.seconds:.0f} % of a core; "
         f"stall {1000 * stall_s:.0f} ms, start {start_s:.1f} s"
     )
     why = refusal or _failed(start_s, stall_s, load.p99_ms)
-    what = f"members, in groups of {sizes.group_members}"
-    return [[what, number(joined), seen, why or f"the end, after {took_s:.0f} s"]]
+    title = f"members, in groups of {sizes.group_members}"
+    return [[title, number(joined), note, why or f"the end, after {took_s:.0f} s"]]
 
 
 def connections(folder: Path, sizes: Sizes) -> list[list[str]]:
-    with _broker(folder) as (broker, _), contextlib.ExitStack() as opened:
-        before = resident_bytes(broker.pid)
+    with _broker(folder) as (broker, _), contextlib.ExitStack() as stack:
+        old_bytes = resident_bytes(broker.pid)
         count = 0
         while count < sizes.connections:
             address = f"127.0.0.{2 + count // ADDRESS_CONNECTIONS}"
-            if not _is_served(opened, broker.port, address):
+            if not _is_served(stack, broker.port, address):
                 break
             count += 1
-        connection_bytes = (resident_bytes(broker.pid) - before) / max(count, 1)
+        connection_bytes = (resident_bytes(broker.pid) - old_bytes) / max(count, 1)
         durations_s = []
         for _ in range(50):
             began_s = time.perf_counter()
             _ask(broker, "/healthy")
             durations_s.append(time.perf_counter() - began_s)
         open_now = metric(broker, "tidelog_connections") if count == sizes.connections else count
-    seen = f"{connection_bytes / 1024:.1f} KiB of RSS each, "
-    seen += f"GET /healthy on a new one takes {1000 * max(durations_s):.1f} ms"
+    note = f"{connection_bytes / 1024:.1f} KiB of RSS each, "
+    note += f"GET /healthy on a new one takes {1000 * max(durations_s):.1f} ms"
     why = "closed by the broker" if count < sizes.connections else ""
-    return [["idle connections, of several addresses", number(open_now), seen, why]]
+    return [["idle connections, of several addresses", number(open_now), note, why]]
 
 
 def start(folder: Path, sizes: Sizes) -> list[list[str]]:
@@ -179,10 +181,10 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
         sizes = QUICK if arguments.quick else Sizes()
-        made = table(Path(folder), sizes, arguments.only.split(","))
-    made.show("limits")
+        limits_table = table(Path(folder), sizes, arguments.only.split(","))
+    limits_table.show("limits")
     if arguments.json:
-        publish.add(arguments.json, "limits", made)
+        publish.add(arguments.json, "limits", limits_table)
     return 0
 
 
@@ -211,9 +213,9 @@ def _message(answer: tuple[int, bytes]) -> str:
     return f"{answer[0]}: {json.loads(answer[1]).get('message', '')}"
 
 
-def _filled(broker: Broker, made: int, count: int) -> str:
+def _filled(broker: Broker, partition_count: int, count: int) -> str:
     """Create the next topic, with a record in each partition; return why it was refused."""
-    name = f"t{made // count}" if made else "bench"
+    name = f"t{partition_count // count}" if partition_count else "bench"
     answer = _ask(broker, "/admin/topics", {"topic_name": name, "partitions_count": count})
     if answer[0] not in {200, 201}:
         return _message(answer)
@@ -267,8 +269,8 @@ def _stalled(broker: Broker, path: str, seconds: float) -> tuple[float, Measured
 
 
 async def _produce(port: int, path: str, seconds: float, per_second: float) -> Measured:
-    made = bodies.pool("json", 1, 20_000)
-    requests = bodies.Requests(head_of(path, made), made)
+    body_pool = bodies.pool("json", 1, 20_000)
+    requests = bodies.Requests(head_of(path, body_pool), body_pool)
     return await _paced(port, requests, seconds, per_second)
 
 
@@ -320,10 +322,10 @@ def _member(member: int, sizes: Sizes) -> tuple[str, int]:
     return f"g{member // sizes.group_members}", member % sizes.group_members
 
 
-def _is_served(opened: contextlib.ExitStack, port: int, address: str) -> bool:
+def _is_served(stack: contextlib.ExitStack, port: int, address: str) -> bool:
     """Open one more connection from `address`; whether the broker answers on it."""
     connection = socket.create_connection(("127.0.0.1", port), 10, (address, 0))
-    opened.callback(connection.close)
+    stack.callback(connection.close)
     try:
         connection.sendall(request("GET", "/topics", headers={}))
         return connection.recv(65536).startswith(b"HTTP/1.1 200")

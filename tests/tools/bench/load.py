@@ -109,37 +109,37 @@ async def run(
     sent = 0
     deadline = 0.0
     idle = 0
-    done = loop.create_future()
+    future = loop.create_future()
 
     def answered(connection: Connection, status: int, size: int) -> None:
         nonlocal sent, bytes_in, idle
         now = time.perf_counter()
         if status != 200:
-            if not done.done():
-                done.set_exception(RuntimeError(f"status {status}"))
+            if not future.done():
+                future.set_exception(RuntimeError(f"status {status}"))
             return
         latencies.append(now - connection.sent_s)
         bytes_in += size
         if now >= deadline and sent >= requests_min:
             idle += 1
-            if idle == connections and not done.done():
-                done.set_result(None)
+            if idle == connections and not future.done():
+                future.set_result(None)
             return
         connection.send(requests[sent % len(requests)])
         sent += 1
 
-    opened = [
+    all_connections = [
         (await loop.create_connection(lambda: kind(answered), host, port))[1]
         for _ in range(connections)
     ]
     started = time.perf_counter()
     deadline = started + seconds
-    for connection in opened:
+    for connection in all_connections:
         connection.send(requests[sent % len(requests)])
         sent += 1
-    await done
+    await future
     took = time.perf_counter() - started
-    return await _measured(opened, latencies, took, bytes_in)
+    return await _measured(all_connections, latencies, took, bytes_in)
 
 
 async def paced(
@@ -162,17 +162,17 @@ async def paced(
     bytes_in = sent = 0
     total = round(seconds * per_second)
     due: list[float] = []
-    done = loop.create_future()
+    future = loop.create_future()
 
     def answered(connection: Connection, status: int, size: int) -> None:
         nonlocal bytes_in
         latencies.append(time.perf_counter() - connection.sent_s)
         bytes_in += size
         idle.append(connection)
-        if status != 200 and not done.done():
-            done.set_exception(RuntimeError(f"status {status}"))
-        if len(latencies) == total and not done.done():
-            done.set_result(None)
+        if status != 200 and not future.done():
+            future.set_exception(RuntimeError(f"status {status}"))
+        if len(latencies) == total and not future.done():
+            future.set_result(None)
 
     def send_due() -> None:
         nonlocal sent
@@ -184,26 +184,26 @@ async def paced(
             connection.send(requests[sent % len(requests)])
             connection.sent_s = due.pop(0)
             sent += 1
-        if not done.done():
+        if not future.done():
             loop.call_later(0.001, send_due)
 
     idle: deque[Connection] = deque()
     for _ in range(connections):
         _, connection = await loop.create_connection(lambda: kind(answered), host, port)
         idle.append(connection)
-    opened = list(idle)
+    all_connections = list(idle)
     started = time.perf_counter()
     send_due()
-    await done
+    await future
     took = time.perf_counter() - started
-    return await _measured(opened, latencies, took, bytes_in)
+    return await _measured(all_connections, latencies, took, bytes_in)
 
 
 async def _measured(
-    opened: Sequence[Connection], latencies: list[float], took: float, bytes_in: int
+    all_connections: Sequence[Connection], latencies: list[float], took: float, bytes_in: int
 ) -> Measured:
     """Closes the connections, too."""
-    for connection in opened:
+    for connection in all_connections:
         connection.transport.close()
         await connection.lost
     latencies.sort()
@@ -285,37 +285,42 @@ def has_wrk() -> bool:
     return shutil.which("wrk") is not None
 
 
-def sustained(port: int, path: str, made: Pool, *, connections: int, seconds: float) -> Measured:
+def sustained(
+    port: int, path: str, body_pool: Pool, *, connections: int, seconds: float
+) -> Measured:
     """A closed loop of the pool's bodies, by wrk, or by `run` if wrk is not installed.
 
     Raises RuntimeError if a request failed.
     """
-    head = head_of(path, made)
+    head = head_of(path, body_pool)
     if not has_wrk():
         load = run(
-            "127.0.0.1", port, Requests(head, made), connections=connections, seconds=seconds
+            "127.0.0.1", port, Requests(head, body_pool), connections=connections, seconds=seconds
         )
         return asyncio.run(load)
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
-        (Path(folder) / "units").write_bytes(made.units)
-        (Path(folder) / "head").write_bytes(head + made.prefix)
-        suffix = made.suffix.decode()
+        (Path(folder) / "units").write_bytes(body_pool.units)
+        (Path(folder) / "head").write_bytes(head + body_pool.prefix)
+        suffix = body_pool.suffix.decode()
         script = WRK
         for name in ("of_body", "distinct", "unit_bytes", "cut"):
-            script = script.replace(f"{{{name}}}", str(getattr(made, name)))
+            script = script.replace(f"{{{name}}}", str(getattr(body_pool, name)))
         (Path(folder) / "load.lua").write_text(script.replace("{suffix}", suffix))
         command = ["wrk", "-t1", f"-c{connections}", f"-d{max(round(seconds), 1)}s", "--timeout"]
         command += ["30s", "-s", "load.lua", f"http://127.0.0.1:{port}{path}"]
-        done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+        process = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
+    line = next(line for line in process.stdout.splitlines() if line.startswith("RESULT"))
     requests, took_us, failed, p50_us, p99_us, size = (int(word) for word in line.split()[1:])
     if failed or not requests:
         raise RuntimeError(f"wrk: {failed} of {requests} requests failed")
     return Measured(requests, took_us / 1e6, p50_us / 1000, p99_us / 1000, size)
 
 
-def head_of(path: str, made: Pool) -> bytes:
+def head_of(path: str, body_pool: Pool) -> bytes:
     """The head of a produce request with a body of the pool."""
     return request(
-        "POST", path, headers={"content-type": made.media_type}, body_bytes=len(made.body(0))
+        "POST",
+        path,
+        headers={"content-type": body_pool.media_type},
+        body_bytes=len(body_pool.body(0)),
     )

@@ -152,13 +152,19 @@ def jars_of(folder: Path) -> Path | str:
     if not jars.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pom.xml").write_text(POM)
-        made = folder / "made"
-        fetch = ["mvn", "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={made}"]
-        done = subprocess.run(fetch, cwd=folder, check=False, stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.stderr.write(done.stdout)
+        folder_of_jars = folder / "made"
+        fetch = [
+            "mvn",
+            "-B",
+            "-q",
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={folder_of_jars}",
+        ]
+        process = subprocess.run(fetch, cwd=folder, check=False, stdout=subprocess.PIPE, text=True)
+        if process.returncode:
+            sys.stderr.write(process.stdout)
             return "Maven did not fetch it"
-        made.rename(jars)
+        folder_of_jars.rename(jars)
     return jars
 
 
@@ -223,8 +229,10 @@ def _by_requests(server: str, port: int, pid: int, load: tuple[int, int]) -> lis
     The requests are made beforehand.
     """
     records, connections = load
-    made = kafka_load.requests(HOT, PARTITIONS, records, RECORD_BYTES)
-    closed = partial(run, "127.0.0.1", port, made, connections=connections, kind=KafkaConnection)
+    requests = kafka_load.requests(HOT, PARTITIONS, records, RECORD_BYTES)
+    closed = partial(
+        run, "127.0.0.1", port, requests, connections=connections, kind=KafkaConnection
+    )
     name = f"{number(records)} a request, {connections} connections"
     return _measured(server, name, pid, records, closed)
 
@@ -232,7 +240,7 @@ def _by_requests(server: str, port: int, pid: int, load: tuple[int, int]) -> lis
 def _paced(server: str, port: int, pid: int) -> list[list[str]]:
     """A row for each number of connections on which PACED requests a second arrive evenly."""
     rows = []
-    made = kafka_load.requests(HOT, PARTITIONS, 1, RECORD_BYTES)
+    requests = kafka_load.requests(HOT, PARTITIONS, 1, RECORD_BYTES)
     for connections, idle in ((5, 0), (BUSY, 0), (BUSY, IDLE)):
         name = f"{number(PACED)} requests a second of 1 record, {connections} connections"
         if idle:
@@ -241,7 +249,7 @@ def _paced(server: str, port: int, pid: int) -> list[list[str]]:
             paced,
             "127.0.0.1",
             port,
-            made,
+            requests,
             connections=connections,
             per_second=PACED,
             kind=KafkaConnection,
@@ -282,9 +290,9 @@ def tidelog(
     with Broker(f"file://{store}") as broker:
         broker.create_topic("bench", PARTITIONS)
         warm = load(warm_up_s)
-        wanted = min(records, RECORDS_ONE) if case.records == 1 else records
+        record_count = min(records, RECORDS_ONE) if case.records == 1 else records
         with Watch(broker.pid) as watch:
-            measurement = load(wanted / (warm.per_second * case.records))
+            measurement = load(record_count / (warm.per_second * case.records))
         rate, sent = measurement.per_second * case.records, measurement.requests * case.records
         name = f"REST, {case.kind}, {number(case.records)} a request"
         times = f"{measurement.p50_ms:.2f} / {measurement.p99_ms:.2f}"
@@ -315,9 +323,9 @@ def _kafka(store: Path, jars: Path) -> Iterator[tuple[int, int]]:
         for topic in (COLD, HOT):
             create = ["--create", "--topic", topic, "--partitions", str(PARTITIONS)]
             while not _is_done(jars, "--bootstrap-server", f"127.0.0.1:{port}", *create):
-                said = (store / "kafka.log").read_text()[-2000:]
-                assert process.poll() is None, said
-                assert time.monotonic() < deadline_s, said
+                log_end = (store / "kafka.log").read_text()[-2000:]
+                assert process.poll() is None, log_end
+                assert time.monotonic() < deadline_s, log_end
                 time.sleep(1)
         yield port, process.pid
     finally:
@@ -340,24 +348,24 @@ def _produced(
     """Records a second of Kafka's own load generator, one producer."""
     to = [f"bootstrap.servers=127.0.0.1:{port}", "acks=all", *properties]
     count = ["--num-records", str(records), "--record-size", str(size)]
-    said = _java(
+    output = _java(
         jars,
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--throughput", "-1", *count, "--producer-props", *to),
     )
-    sent = [fields for fields in _SENT.findall(said) if int(fields[0]) == records]
+    sent = [fields for fields in _SENT.findall(output) if int(fields[0]) == records]
     return float(sent[-1][1])
 
 
 def _consumed(jars: Path, port: int, topic: str, records: int) -> float:
     """Records a second of Kafka's own consumer of one group, without its rebalance."""
-    said = _java(
+    output = _java(
         jars,
         "org.apache.kafka.tools.ConsumerPerformance",
         *("--bootstrap-server", f"127.0.0.1:{port}", "--topic", topic),
         *("--messages", str(records), "--timeout", "60000"),
     )
-    return float(said.strip().splitlines()[-1].split(",")[-1])
+    return float(output.strip().splitlines()[-1].split(",")[-1])
 
 
 def _is_done(jars: Path, *arguments: str) -> bool:
@@ -366,8 +374,8 @@ def _is_done(jars: Path, *arguments: str) -> bool:
 
 
 def _java(jars: Path, *arguments: str) -> str:
-    done = subprocess.run(_command(jars, *arguments), check=True, capture_output=True, text=True)
-    return done.stdout
+    process = subprocess.run(_command(jars, *arguments), check=True, capture_output=True, text=True)
+    return process.stdout
 
 
 def _command(jars: Path, *arguments: str) -> list[str]:
@@ -384,11 +392,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
         jars = jars_of((arguments.folder or Path(folder) / "jars").resolve())
         tool = "wrk" if has_wrk() else "tests/tools/bench/load.py"
-        made = table(Path(folder), jars, records)
-    made = made._replace(how=f"{made.how}; REST by {tool}, Kafka by ProducerPerformance")
-    made.show("peers")
+        peers_table = table(Path(folder), jars, records)
+    peers_table = peers_table._replace(
+        how=f"{peers_table.how}; REST by {tool}, Kafka by ProducerPerformance"
+    )
+    peers_table.show("peers")
     if arguments.json:
-        publish.add(arguments.json, "peers", made)
+        publish.add(arguments.json, "peers", peers_table)
     return 0
 
 

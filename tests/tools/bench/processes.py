@@ -29,8 +29,8 @@ class CpuTime(NamedTuple):
     def total_s(self) -> float:
         return self.loop_s + self.background_s + self.others_s
 
-    def since(self, before: "CpuTime") -> "CpuTime":
-        return CpuTime(*(now - then for now, then in zip(self, before, strict=True)))
+    def since(self, old_time: "CpuTime") -> "CpuTime":
+        return CpuTime(*(now - then for now, then in zip(self, old_time, strict=True)))
 
 
 class Watch:

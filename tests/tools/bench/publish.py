@@ -24,10 +24,10 @@ SPEED = "json, 1,000 a request"
 SEALED = sustained.COLUMNS.index("records sealed")
 
 
-def add(path: Path, part: str, made: Table) -> None:
+def add(path: Path, part: str, new_table: Table) -> None:
     """Write a part into the JSON file; other parts in it stay."""
     parts = json.loads(path.read_text()) if path.exists() else {}
-    parts[part] = {**made.to_json(), "machine": machine()}
+    parts[part] = {**new_table.to_json(), "machine": machine()}
     path.write_text(json.dumps(parts, indent=1))
 
 
@@ -76,7 +76,7 @@ def speed_row(page: str) -> str:
 def limits_row(page: str) -> str:
     """README's row about the limits: of each on the page, the last row and the first number."""
     last = {row[0]: row for row in rows_of(page, "limits")[1:] if not row[0].startswith("entries")}
-    texts = [f"{to} {what}: {seen.partition(', ')[0]}" for what, to, seen, *_ in last.values()]
+    texts = [f"{to} {title}: {note.partition(', ')[0]}" for title, to, note, *_ in last.values()]
     return f"| measured | {'; '.join(texts)}: [limits](deploy/BENCHMARKS.md#limits) |"
 
 

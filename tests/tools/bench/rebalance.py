@@ -30,11 +30,11 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     with Broker(f"file://{folder}") as broker:
         broker.create_topic("bench", PARTITIONS)
         joined_s, moved, least, gone_s = asyncio.run(_measured(broker.port, members))
-    what = f"{members} on {PARTITIONS} partitions"
+    title = f"{members} on {PARTITIONS} partitions"
     return [
         Row(
             "groups",
-            f"one more joins {what}: all partitions read by their owners again",
+            f"one more joins {title}: all partitions read by their owners again",
             joined_s,
             "s",
             JOIN_S,
@@ -71,10 +71,10 @@ class Group:
             "auto.offset.reset": "earliest",
             "session.timeout.ms": SESSION_MS,
         }
-        made = await call(_post("/consumers/g", body))
-        assert made.status == 200, made
-        said = await call(_post(f"{_at(member)}/subscription", {"topics": ["bench"]}))
-        assert said.status == 204, said
+        answer = await call(_post("/consumers/g", body))
+        assert answer.status == 200, answer
+        subscription = await call(_post(f"{_at(member)}/subscription", {"topics": ["bench"]}))
+        assert subscription.status == 204, subscription
         self.tasks[member] = asyncio.create_task(self._read(member, call))
 
     async def _read(self, member: int, call: Caller) -> None:
@@ -115,14 +115,14 @@ async def _measured(port: int, members: int) -> tuple[float, int, int, float]:
     producing = asyncio.create_task(_produce(port))
     await group.until(lambda: group.all_in(members))
     await asyncio.sleep(1.0)  # the flood of the beginning is over
-    before = group.owners
+    old_owners = group.owners
 
     started = time.perf_counter()
     await group.join(members)
     await group.until(lambda: group.all_in(members + 1))
     joined_s = time.perf_counter() - started
-    after = group.owners
-    moved = sum(after[partition] != owner for partition, owner in before.items())
+    new_owners = group.owners
+    moved = sum(new_owners[partition] != owner for partition, owner in old_owners.items())
 
     started = time.perf_counter()
     group.tasks.pop(0).cancel()

@@ -27,10 +27,10 @@ NOW_MS = 1_700_000_000_000
 MIB = 1024 * 1024
 
 
-def _filled(before: bytes, piece: bytes, after: bytes, count: int = sys.maxsize) -> bytes:
+def _filled(prefix: bytes, piece: bytes, suffix: bytes, count: int = sys.maxsize) -> bytes:
     """As many pieces as fit into a body, with commas between them."""
     count = min(BODY_BYTES // (len(piece) + 1), count)
-    return before + b",".join([piece] * count) + after
+    return prefix + b",".join([piece] * count) + suffix
 
 
 def _v2(
@@ -64,9 +64,9 @@ def _keys() -> Callable[[], object]:
     return lambda: schema_error(body)
 
 
-def _transaction(piece: bytes, before: bytes = b"", after: bytes = b"") -> Callable[[], object]:
-    before = b'{"topics":[{"topic_name":"t","records":[' + before
-    body = _filled(before, piece, after + b"]}]}")
+def _transaction(piece: bytes, prefix: bytes = b"", suffix: bytes = b"") -> Callable[[], object]:
+    prefix = b'{"topics":[{"topic_name":"t","records":[' + prefix
+    body = _filled(prefix, piece, suffix + b"]}]}")
     return lambda: transactions.decode_transaction(body, NOW_MS).records
 
 
@@ -154,13 +154,13 @@ def _make(name: str, make: Callable[[], Callable[[], object]]) -> None:
 
 
 def _explode(name: str, call: Callable[[], object]) -> None:
-    before = _peak()
+    prefix = _peak()
     try:
-        said = str(call())
+        answer = str(call())
     except InvalidRequest as error:
-        said = f"{type(error).__name__}: {error}"
-    took = (_peak() - before) / 1024
-    print(json.dumps({"name": name, "mib": round(took), "said": said[:200]}), flush=True)
+        answer = f"{type(error).__name__}: {error}"
+    took = (_peak() - prefix) / 1024
+    print(json.dumps({"name": name, "mib": round(took), "said": answer[:200]}), flush=True)
 
 
 def _in_a_fork(call: Callable[[], None]) -> None:

@@ -60,8 +60,8 @@ async def _speak(broker: Broker, data: bytes) -> bytes:
         await asyncio.sleep(0)
     connection.end()
     if tasks:
-        _, left = await asyncio.wait([*tasks], timeout=ANSWER_S)
-        assert not left, f"{len(left)} tasks did not end"
+        _, running_tasks = await asyncio.wait([*tasks], timeout=ANSWER_S)
+        assert not running_tasks, f"{len(running_tasks)} tasks did not end"
     await asyncio.sleep(0)
     assert not problems, problems
     return bytes(connection.transport.written)
@@ -69,11 +69,11 @@ async def _speak(broker: Broker, data: bytes) -> bytes:
 
 def check_connection(data: bytes) -> None:
     service = http_target.served()
-    said = service.run(_speak(service.broker, data))
-    statuses = [int(status) for status in STATUS.findall(said)]
+    octets = service.run(_speak(service.broker, data))
+    statuses = [int(status) for status in STATUS.findall(octets)]
     http_target.STATUSES.update(statuses)
-    assert not said or STATUS.match(said), said[:200]
-    assert 500 not in statuses, said
+    assert not octets or STATUS.match(octets), octets[:200]
+    assert 500 not in statuses, octets
 
 
 TARGETS = [Target("head", _connections, check_connection, 300)]

@@ -38,8 +38,8 @@ SETTINGS: dict[str, Any] = {"kind": Hasty, "produce_timeout_ms": 2000}
 class Served:
     """A broker on a store in memory, with topic t; its loop runs while a request is served."""
 
-    def __init__(self, **more: Any) -> None:
-        self._settings = SETTINGS | more
+    def __init__(self, **settings: Any) -> None:
+        self._settings = SETTINGS | settings
         self._runner = asyncio.Runner()
         self._stack = contextlib.AsyncExitStack()
         self.requests = 0
@@ -115,7 +115,7 @@ def close() -> None:
 def _requests() -> list[bytes]:
     cluster = "/v3/clusters/{cluster}"
     v2 = "content-type: application/vnd.kafka.json.v2+json"
-    made = [
+    requests = [
         ("POST", "/topics/t", "acks=all&async=false", [v2], '{"records":[{"value":{"a":1}}]}'),
         ("POST", "/topics/t/partitions/1", "", [v2, 'idempotency-key: "k"'], '{"records":[{}]}'),
         ("POST", "/topics/t", "", ["content-type: application/vnd.apache.arrow.stream"], "ARROW"),
@@ -148,18 +148,18 @@ def _requests() -> list[bytes]:
     ]
     return [
         "\n".join([method, path, query, *headers, "", body]).encode()
-        for method, path, query, headers, body in made
+        for method, path, query, headers, body in requests
     ]
 
 
 def check_request(data: bytes) -> None:
-    method, path, query, rest = [*data.split(b"\n", 3), b"", b"", b""][:4]
+    method, path, query, remaining = [*data.split(b"\n", 3), b"", b"", b""][:4]
     lines: list[bytes] = []
-    line, _, rest = rest.partition(b"\n")
+    line, _, remaining = remaining.partition(b"\n")
     while line:
         lines.append(line)
-        line, _, rest = rest.partition(b"\n")
-    body = rest
+        line, _, remaining = remaining.partition(b"\n")
+    body = remaining
     scope = _scope(method, path, query, lines)
     service = served()
     scope["path"] = scope["path"].replace(
@@ -170,8 +170,8 @@ def check_request(data: bytes) -> None:
     assert 200 <= status < 600, status
     assert status != 500, answer
     if status >= 400:
-        said = json.loads(answer)
-        assert said.keys() == {"error_code", "message"}, said
+        error = json.loads(answer)
+        assert error.keys() == {"error_code", "message"}, error
         assert b"json" in headers[b"content-type"]
     elif answer and headers.get(b"content-type", b"").endswith(b"json"):
         has_lines = path.endswith(b"/records") or headers[b"content-type"].endswith(b"ndjson")

@@ -38,7 +38,9 @@ class Judge:
 
     def slow_steps(self) -> list[str]:
         """Return the steps above STEP_CPU_S_MAX since the last call."""
-        steps = [f"a step of {held_s} s of CPU: {what}" for held_s, what in self._held.found]
+        steps = [
+            f"a step of {held_s} s of CPU: {step_name}" for held_s, step_name in self._held.found
+        ]
         self._held.found.clear()
         return steps
 

@@ -135,7 +135,7 @@ def close() -> None:
 def _requests() -> list[tuple[Message, int]]:
     parts = [produce.PartitionProduceData(index=0, records=memoryview(batch(b"v", b"w")))]
     data = [produce.TopicProduceData(name="t", partition_data=parts)]
-    wanted = [fetch.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1000)]
+    fetch_partitions = [fetch.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1000)]
     offset = group_offsets.OffsetCommitRequestPartition(
         partition_index=0, committed_offset=1, committed_metadata="m"
     )
@@ -146,7 +146,7 @@ def _requests() -> list[tuple[Message, int]]:
             fetch.FetchRequest(
                 max_wait_ms=0,
                 min_bytes=0,
-                topics=[fetch.FetchTopic(topic="t", partitions=wanted)],
+                topics=[fetch.FetchTopic(topic="t", partitions=fetch_partitions)],
             ),
             12,
         ),

@@ -23,15 +23,15 @@ def _requests() -> dict[int, type[Message]]:
 
 def frames() -> list[bytes]:
     """A request of each API in each version."""
-    made = []
+    encoded_frames = []
     for key, message in _requests().items():
         for version in message.versions:
             draw = random.Random(f"{key} {version}")
             oracle = Interpreter(load(message.__name__), version)
             tags = b"\0" if version >= FIRST_FLEXIBLE.get(key, version + 1) else b""
             head = key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\7\0\1c" + tags
-            made.append(head + oracle.write(oracle.invent(draw)))
-    return made
+            encoded_frames.append(head + oracle.write(oracle.invent(draw)))
+    return encoded_frames
 
 
 def check_request(data: bytes) -> None:
@@ -41,10 +41,12 @@ def check_request(data: bytes) -> None:
         if message is None or header.api_version not in message.versions:
             return
         decode = decoder(message, header.api_version)
-        made = decode(data, header.position)
+        message_object = decode(data, header.position)
     except MalformedMessage:
         return
-    assert decode(b"".join(encoder(message, header.api_version)(made)), 0) == made
+    assert (
+        decode(b"".join(encoder(message, header.api_version)(message_object)), 0) == message_object
+    )
 
 
 TARGETS = [Target("kafka_request", frames, check_request, 300)]

@@ -99,7 +99,7 @@ def _all(names: list[str], seconds: float) -> int:
         return 2
     chosen = names or list(TARGETS)
     share = max(round(seconds / len(chosen)), 5)
-    before, failed = _crashes(), list[str]()
+    old_crashes, failed = _crashes(), list[str]()
     for name in chosen:
         print(f"fuzz: {name}, {share} s", flush=True)
         module = TARGETS[name].check.__module__
@@ -107,20 +107,20 @@ def _all(names: list[str], seconds: float) -> int:
         argv += ["--seconds", str(share)]
         started = time.monotonic()
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 argv, capture_output=True, text=True, timeout=share + START_S_MAX, check=False
             )
         except subprocess.TimeoutExpired:
             print(f"fuzz: {name} did not end")
             return 1
-        lines = done.stderr.splitlines()
-        said = [line for line in lines if line.startswith(("stat::number_of", "stat::peak"))]
-        runs = ", ".join(line.removeprefix("stat::").replace(" ", "") for line in said)
+        lines = process.stderr.splitlines()
+        stat_lines = [line for line in lines if line.startswith(("stat::number_of", "stat::peak"))]
+        runs = ", ".join(line.removeprefix("stat::").replace(" ", "") for line in stat_lines)
         print(f"fuzz: {name}: {time.monotonic() - started:.0f} s, {runs}", flush=True)
-        if done.returncode:
-            print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
+        if process.returncode:
+            print(process.stdout[-4000:], process.stderr[-4000:], sep="\n")
             failed.append(name)
-    if crashes := sorted(_crashes() - before):
+    if crashes := sorted(_crashes() - old_crashes):
         print("fuzz: found:", *(str(path) for path in crashes), sep="\n  ")
         return 1
     if failed:
@@ -159,8 +159,8 @@ def _count(names: list[str], inputs: int) -> int:
             f"{time.monotonic() - started_s:.0f} s, {time.process_time() - cpu_s:.0f} s of CPU",
             flush=True,
         )
-    said = ", ".join(f"{count} of {status}" for status, count in sorted(_statuses().items()))
-    print(f"fuzz: {inputs} inputs, {total} findings and stalls; answers: {said or 'none'}")
+    counts = ", ".join(f"{count} of {status}" for status, count in sorted(_statuses().items()))
+    print(f"fuzz: {inputs} inputs, {total} findings and stalls; answers: {counts or 'none'}")
     return 1 if total else 0
 
 

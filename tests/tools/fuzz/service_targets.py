@@ -282,12 +282,12 @@ def _transactions() -> list[bytes]:
 
 def check_transaction(data: bytes) -> None:
     try:
-        said = transactions.decode_transaction(data, NOW_MS)
+        transaction = transactions.decode_transaction(data, NOW_MS)
     except InvalidRequest as error:
         _check_refusal(error)
         return
-    assert said.records <= transactions.RECORDS_MAX
-    for topic in said.topics:
+    assert transaction.records <= transactions.RECORDS_MAX
+    for topic in transaction.topics:
         _columns(topic.produced)
 
 
@@ -358,17 +358,17 @@ def _stored() -> list[bytes]:
         (b'"\x1f"', b"1,2"),
         (b"1}", b"\n\xe2\x80\xa8"),
     ]
-    made = [_LENGTHS.pack(len(key), len(value)) + key + value for key, value in pairs]
-    return [*made, b"".join(made * 4)]
+    records = [_LENGTHS.pack(len(key), len(value)) + key + value for key, value in pairs]
+    return [*records, b"".join(records * 4)]
 
 
 def _read_page(batch: Any, fmt: ReadFormat, on_error: OnError) -> list[Any]:
     page = encode_page([batch], "t", 0, fmt, is_json=[False], on_error=on_error)
-    said: list[Any] = json.loads(page.body, parse_int=int if fmt != "json" else str)
-    assert len(said) == page.records
-    for record in said:
+    records: list[Any] = json.loads(page.body, parse_int=int if fmt != "json" else str)
+    assert len(records) == page.records
+    for record in records:
         record["offset"] = int(record["offset"])
-    return said
+    return records
 
 
 def check_answers(data: bytes) -> None:
@@ -388,7 +388,9 @@ def check_answers(data: bytes) -> None:
     batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 0)
     for read_format in (*FORMATS, *SCHEMA_FORMATS):
         pages = {mode: _read_page(batch, read_format, mode) for mode in ON_ERROR}
-        offsets = {mode: [record["offset"] for record in said] for mode, said in pages.items()}
+        offsets = {
+            mode: [record["offset"] for record in records] for mode, records in pages.items()
+        }
         assert offsets["raw"] == list(range(len(keys)))
         assert offsets["skip"] == [
             offset for offset in offsets["raw"] if offset in set(offsets["skip"])
@@ -409,12 +411,12 @@ def check_answers(data: bytes) -> None:
             _check_refusal(error)
             assert fmt != "binary"
             continue
-        said = json.loads(body, parse_int=int if fmt != "json" else str)
-        assert len(said) == len(keys)
+        records = json.loads(body, parse_int=int if fmt != "json" else str)
+        assert len(records) == len(keys)
         if fmt == "binary":
-            assert [base64.b64decode(record["key"]) for record in said] == keys
+            assert [base64.b64decode(record["key"]) for record in records] == keys
         if fmt == "text":
-            assert [record["key"].encode() for record in said] == keys
+            assert [record["key"].encode() for record in records] == keys
         lines = (
             json_out.encode_records([batch], "t", 0, fmt, is_json=[False], framing="ndjson")
             .decode()

@@ -192,9 +192,11 @@ def _chunks() -> list[bytes]:
         (large_rows(), "lz4"),
         (large_rows(), "zstd"),
     ):
-        made = chunks.encode(chunks.batch_of_rows([rows]), codec)
-        said = _SAID.pack(_CODECS.index(made.codec), made.rows, made.raw_size)
-        bodies.append(said + bytes(made.body))
+        encoded_chunk = chunks.encode(chunks.batch_of_rows([rows]), codec)
+        header = _SAID.pack(
+            _CODECS.index(encoded_chunk.codec), encoded_chunk.rows, encoded_chunk.raw_size
+        )
+        bodies.append(header + bytes(encoded_chunk.body))
     return bodies
 
 
@@ -205,8 +207,8 @@ def check_chunk(data: bytes) -> None:
     body = data[_SAID.size :]
     crc = checksum.crc32c(body)
     if body:
-        said = {"rows": rows, "codec": "", "raw_size": len(body), "key": KEY}
-        _expect_corrupt(lambda: chunks.decode(body, crc=crc ^ 1, **said))
+        attributes = {"rows": rows, "codec": "", "raw_size": len(body), "key": KEY}
+        _expect_corrupt(lambda: chunks.decode(body, crc=crc ^ 1, **attributes))
     try:
         batch = chunks.decode(
             body, crc=crc, rows=rows, codec=_CODECS[codec % 4], raw_size=raw_size, key=KEY
@@ -227,10 +229,15 @@ def _expect_corrupt(call) -> None:
 def _check_records(batch: pa.RecordBatch) -> None:
     """Records that may be used: whatever looks at them stays inside of them, and they survive."""
     batch.validate(full=True)
-    made = chunks.encode(batch) if batch.num_rows else None
-    if made is not None:
+    encoded_chunk = chunks.encode(batch) if batch.num_rows else None
+    if encoded_chunk is not None:
         again = chunks.decode(
-            made.body, crc=made.crc32c, rows=made.rows, codec="", raw_size=made.raw_size, key=KEY
+            encoded_chunk.body,
+            crc=encoded_chunk.crc32c,
+            rows=encoded_chunk.rows,
+            codec="",
+            raw_size=encoded_chunk.raw_size,
+            key=KEY,
         )
         assert again.equals(batch)
 
@@ -284,14 +291,14 @@ def _sayings() -> list[bytes]:
 
 def check_segment_metadata(data: bytes) -> None:
     """A sound Parquet file of which our own key-value metadata say anything."""
-    said = dict(zip(_SAYINGS, data.decode("utf-8", "replace").split("\n"), strict=False))
-    if any("\0" in text for text in said.values()):
+    metadata = dict(zip(_SAYINGS, data.decode("utf-8", "replace").split("\n"), strict=False))
+    if any("\0" in text for text in metadata.values()):
         return  # Arrow's own refusal, at the writing end
     batch = chunks.with_offsets(chunks.batch_of_rows([rows_of_json("1")]), 5)
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, segments.RECORD_SCHEMA, store_schema=False) as writer:
         writer.write_batch(batch)
-        writer.add_key_value_metadata(said)
+        writer.add_key_value_metadata(metadata)
     body = _with_right_footer(sink.getvalue().to_pybytes())
     try:
         footer = segments.read_footer(body, len(body), KEY)
@@ -356,8 +363,8 @@ def _hand_overs() -> list[bytes]:
     for entry in _groups_and_producers():
         body = bytes(chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")])).body)
         origin = entries.DraftId("peer", 4, len(entry.commits))
-        made = ForwardDraft(origin, entry.commits, entry.chunks, body)
-        bodies.append(msgspec.msgpack.encode(made))
+        draft = ForwardDraft(origin, entry.commits, entry.chunks, body)
+        bodies.append(msgspec.msgpack.encode(draft))
     return bodies
 
 
@@ -380,21 +387,21 @@ def check_hand_over(data: bytes) -> None:
 
 def _with_right_chunks(data: bytes) -> bytes:
     try:
-        made = msgspec.msgpack.decode(data, type=ForwardDraft)
+        draft = msgspec.msgpack.decode(data, type=ForwardDraft)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return data
     position, right = 0, []
-    for chunk in made.chunks:
-        part = made.body[position : position + max(chunk.size, 0)]
+    for chunk in draft.chunks:
+        part = draft.body[position : position + max(chunk.size, 0)]
         fits = msgspec.structs.replace(
             chunk, position=position, size=len(part), crc32c=checksum.crc32c(part)
         )
         right.append(chunk if chunk.data else fits)
         position += 0 if chunk.data else len(part)
-    origin = msgspec.structs.replace(made.origin, commits=len(made.commits))
+    origin = msgspec.structs.replace(draft.origin, commits=len(draft.commits))
     try:
         return msgspec.msgpack.encode(
-            ForwardDraft(origin, made.commits, right, made.body[:position])
+            ForwardDraft(origin, draft.commits, right, draft.body[:position])
         )
     except OverflowError:
         return data
@@ -405,7 +412,10 @@ def _tellings() -> list[bytes]:
     told = [
         EntryAnnouncement(number + 1, header, b"chunks") for number, header in enumerate(headers)
     ]
-    return [messages.encode_announcements(some) for some in (told[:2], [EntryAnnouncement(9)])]
+    return [
+        messages.encode_announcements(announcements)
+        for announcements in (told[:2], [EntryAnnouncement(9)])
+    ]
 
 
 def check_told(data: bytes) -> None:

@@ -57,6 +57,6 @@ def test_no_stream_takes_more_than_its_bound() -> None:
 @pytest.mark.parametrize("name", BODIES)
 def test_no_small_body_takes_more_than_its_bound(name: str) -> None:
     """The `bombs` of this package have what neither Arrow's pool nor Python counts."""
-    said, used_bytes = taken_bytes(BODIES[name](), BOUNDS[-1])
-    assert said != "taken"
+    outcome, used_bytes = taken_bytes(BODIES[name](), BOUNDS[-1])
+    assert outcome != "taken"
     assert used_bytes <= BOUNDS[-1] + FREE_BYTES

@@ -18,7 +18,7 @@ MIB_MAX = 4 * BODY_BYTES // MIB + FEW_OBJECTS * OBJECT_BYTES_MAX // MIB
 
 def test_no_body_takes_more_than_its_bound() -> None:
     root = Path(__file__).parents[3]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.tools.fuzz.bombs"],
         cwd=root,
         capture_output=True,
@@ -26,19 +26,19 @@ def test_no_body_takes_more_than_its_bound() -> None:
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    took = {said["name"]: said for said in map(json.loads, done.stdout.splitlines())}
+    assert process.returncode == 0, process.stderr
+    took = {bomb["name"]: bomb for bomb in map(json.loads, process.stdout.splitlines())}
     assert took.keys() == BOMBS.keys()
-    for name, said in took.items():
-        assert said["mib"] <= MIB_MAX, said
+    for name, bomb in took.items():
+        assert bomb["mib"] <= MIB_MAX, bomb
         if name.startswith("arrow"):
-            assert said["mib"] <= ARROW_MIB_MAX, said
-            assert said["said"].startswith(("RecordTooLarge", "UnpackedTooLarge")), said
+            assert bomb["mib"] <= ARROW_MIB_MAX, bomb
+            assert bomb["said"].startswith(("RecordTooLarge", "UnpackedTooLarge")), bomb
 
 
 def test_the_memory_of_changed_batches_is_given_back() -> None:
     """Also while the outcomes are kept. One batch in 200 unpacks to megabytes."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.tools.fuzz.batches_memory", str(BATCHES)],
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -46,6 +46,6 @@ def test_the_memory_of_changed_batches_is_given_back() -> None:
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    early, late = map(int, done.stdout.split())
+    assert process.returncode == 0, process.stderr
+    early, late = map(int, process.stdout.split())
     assert late - early <= GROWTH_MIB_MAX

@@ -85,10 +85,10 @@ def jars() -> Callable[..., str]:
             folder.mkdir(parents=True, exist_ok=True)
             dependencies = "".join(DEPENDENCY.format(*package.split(":")) for package in packages)
             (folder / "pom.xml").write_text(POM.format(dependencies=dependencies))
-            made = folder / "made"
-            target = f"-DoutputDirectory={made}"
+            new_folder = folder / "made"
+            target = f"-DoutputDirectory={new_folder}"
             download(["mvn", "-B", "-q", "dependency:copy-dependencies", target], folder)
-            made.rename(folder / "jars")
+            new_folder.rename(folder / "jars")
         return f"{folder / 'jars'}/*"
 
     return fetched
@@ -102,23 +102,23 @@ def needs(*programs: str) -> None:
 
 def download(command: Sequence[str], folder: Path) -> None:
     """Run a program that downloads packages; skip the test if it fails."""
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip()[-500:]
-        pytest.skip(f"no download by `{command[0]}`: {said}")
+    process = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    if process.returncode:
+        output = (process.stdout + process.stderr).strip()[-500:]
+        pytest.skip(f"no download by `{command[0]}`: {output}")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _versions(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
     """At the end, compare what the clients asked for with the table."""
     yield
-    seen = {
+    versions_of_software = {
         software: {api: sorted(versions) for api, versions in sorted(apis.items())}
         for software, apis in sorted(cluster.seen.items())
     }
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     if request.config.getoption("--write-versions"):
-        for software, apis in seen.items():
+        for software, apis in versions_of_software.items():
             versions_of_api = table.setdefault(software, {})
             for api, versions in apis.items():
                 versions_of_api[api] = sorted({*versions, *versions_of_api.get(api, ())})
@@ -126,7 +126,7 @@ def _versions(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None
         return
     wrong = [
         f"{software}: {api} {versions}, not {versions_of_api.get(api, 'in the table')}"
-        for software, apis in seen.items()
+        for software, apis in versions_of_software.items()
         # The system's kcat has any version.
         if (versions_of_api := table.get(software)) is not None
         or not software.startswith("librdkafka ")

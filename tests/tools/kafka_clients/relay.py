@@ -45,8 +45,8 @@ Seen = dict[str, dict[str, set[int]]]
 class _Connection:
     """The requests of one connection, as they pass."""
 
-    def __init__(self, seen: Seen) -> None:
-        self._seen = seen
+    def __init__(self, requests: Seen) -> None:
+        self._seen = requests
         self._software = ""
         self._head = bytearray()
         self._left = 0

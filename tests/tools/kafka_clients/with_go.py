@@ -36,11 +36,11 @@ def _folder(name: str) -> Path:
 
 
 def _go(*arguments: str, folder: Path) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         ["go", *arguments], cwd=folder, check=False, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def go() -> Path:
 
 
 def _run(program: Path, *arguments: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [program, *arguments], check=False, capture_output=True, text=True, timeout=RUN_S
     )
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-1000:] + process.stderr[-3000:]
+    return process.stdout
 
 
 def test_franz_go(cluster: Cluster, go: Path) -> None:
@@ -82,7 +82,7 @@ def test_kgos_own_tests(cluster: Cluster, kgos_tests: Path, part: str, tmp_path:
         "KGO_TEST_RF": "1",
         "KGO_TEST_RECORDS": str(KGOS_RECORDS),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [kgos_tests, "-test.v", "-test.run", f"^({KGOS_TESTS[part]})$"],
         check=False,
         capture_output=True,
@@ -91,8 +91,10 @@ def test_kgos_own_tests(cluster: Cluster, kgos_tests: Path, part: str, tmp_path:
         cwd=tmp_path,
         env=environment,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
-    assert done.stdout.count("--- PASS: ") >= KGOS_TESTS[part].count("|") + 1, done.stdout[-3000:]
+    assert process.returncode == 0, process.stdout[-5000:] + process.stderr[-1000:]
+    assert process.stdout.count("--- PASS: ") >= KGOS_TESTS[part].count("|") + 1, process.stdout[
+        -3000:
+    ]
 
 
 @pytest.mark.parametrize("version", SARAMA_VERSIONS)

@@ -50,7 +50,7 @@ class Java:
 
     def run(self, tool: str, *arguments: str, stdin: str = "", status: int = 0) -> str:
         """Run a tool with this cluster's address; return its output, and errors if it fails."""
-        done = subprocess.run(
+        process = subprocess.run(
             self.command(tool, "--bootstrap-server", self.address, *arguments),
             input=stdin,
             capture_output=True,
@@ -58,8 +58,8 @@ class Java:
             timeout=TOOL_S,
             check=False,
         )
-        assert done.returncode == status, (tool, done.stdout[-2000:], done.stderr[-2000:])
-        return done.stdout + done.stderr if status else done.stdout
+        assert process.returncode == status, (tool, process.stdout[-2000:], process.stderr[-2000:])
+        return process.stdout + process.stderr if status else process.stdout
 
     def file(self, **properties: object) -> str:
         """A properties file; dots are underscores in the names."""
@@ -73,10 +73,12 @@ class Java:
         arguments += ["--throughput", "-1", "--producer-props"]
         arguments += [f"bootstrap.servers={self.address}", *properties]
         command = self.command(PRODUCER_PERFORMANCE, *arguments)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert f"{records} records sent" in done.stdout, done.stdout[-2000:]
-        assert "Exception" not in done.stdout + done.stderr, done.stderr[-2000:]
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=TOOL_S, check=False
+        )
+        assert process.returncode == 0, process.stderr[-2000:]
+        assert f"{records} records sent" in process.stdout, process.stdout[-2000:]
+        assert "Exception" not in process.stdout + process.stderr, process.stderr[-2000:]
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -98,8 +100,8 @@ def test_performance_tools(java: Java, codec: str) -> None:
     offsets = java.run(OFFSETS, "--topic", topic).split()
     assert sum(int(line.rpartition(":")[2]) for line in offsets) == RECORDS
     arguments = ["--topic", topic, "--messages", str(RECORDS), "--timeout", "60000"]
-    said = java.run(CONSUMER_PERFORMANCE, *arguments, "--hide-header")
-    assert f" {RECORDS}," in said, said
+    output = java.run(CONSUMER_PERFORMANCE, *arguments, "--hide-header")
+    assert f" {RECORDS}," in output, output
 
 
 def test_a_producer_without_idempotence_and_without_acks(java: Java) -> None:
@@ -113,14 +115,14 @@ def test_a_producer_without_idempotence_and_without_acks(java: Java) -> None:
 def test_topics(java: Java) -> None:
     topic = java.named("admin")
     named = ["--topic", topic]
-    said = java.run(TOPICS, "--create", *named, "--partitions", "3", "--replication-factor", "1")
-    assert f"Created topic {topic}." in said
-    said = java.run(TOPICS, "--create", *named, status=1)
-    assert "already exists" in said
+    output = java.run(TOPICS, "--create", *named, "--partitions", "3", "--replication-factor", "1")
+    assert f"Created topic {topic}." in output
+    output = java.run(TOPICS, "--create", *named, status=1)
+    assert "already exists" in output
     assert topic in java.run(TOPICS, "--list").split()
-    said = java.run(TOPICS, "--describe", *named)
-    assert "PartitionCount: 3" in said, said
-    assert len(re.findall(r"Partition: \d", said)) == 3, said
+    output = java.run(TOPICS, "--describe", *named)
+    assert "PartitionCount: 3" in output, output
+    assert len(re.findall(r"Partition: \d", output)) == 3, output
     java.run(TOPICS, "--alter", *named, "--partitions", "5")
     assert "PartitionCount: 5" in java.run(TOPICS, "--describe", *named)
     java.run(TOPICS, "--alter", *named, "--partitions", "2", status=1)
@@ -136,12 +138,12 @@ def test_replicas(java: Java, tmp_path: Path) -> None:
     assert topic not in java.run(TOPICS, "--describe", "--under-min-isr-partitions")
     described = java.run(TOPICS, "--describe", "--topic", topic)
     (leader,) = re.findall(r"Leader: (\d+)", described)
-    wanted = {"topic": topic, "partition": 0, "replicas": [int(leader)]}
+    assignment = {"topic": topic, "partition": 0, "replicas": [int(leader)]}
     path = tmp_path / "assignment.json"
-    path.write_text(json.dumps({"version": 1, "partitions": [wanted]}))
+    path.write_text(json.dumps({"version": 1, "partitions": [assignment]}))
     named = ["--reassignment-json-file", str(path)]
-    said = java.run(REASSIGNMENTS, *named, "--verify")
-    assert f"Reassignment of partition {topic}-0 is completed." in said, said
+    output = java.run(REASSIGNMENTS, *named, "--verify")
+    assert f"Reassignment of partition {topic}-0 is completed." in output, output
     assert "Clearing topic-level throttles" in java.run(REASSIGNMENTS, *named, "--cancel")
 
 
@@ -150,21 +152,21 @@ def test_configs(java: Java) -> None:
     java.broker.create_topic(topic)
     entity = ["--entity-type", "topics", "--entity-name", topic]
     java.run(CONFIGS, "--alter", *entity, "--add-config", "retention.ms=3600000")
-    said = java.run(CONFIGS, "--describe", *entity)
-    assert "retention.ms=3600000" in said, said
+    output = java.run(CONFIGS, "--describe", *entity)
+    assert "retention.ms=3600000" in output, output
     java.run(CONFIGS, "--alter", *entity, "--delete-config", "retention.ms")
     assert "retention.ms" not in java.run(CONFIGS, "--describe", *entity)
     assert "retention.ms" in java.run(CONFIGS, "--describe", *entity, "--all")
-    said = java.run(CONFIGS, "--alter", *entity, "--add-config", "retention.ms=never", status=1)
-    assert "retention.ms" in said
+    output = java.run(CONFIGS, "--alter", *entity, "--add-config", "retention.ms=never", status=1)
+    assert "retention.ms" in output
     brokers = ["--entity-type", "brokers", "--entity-default"]
     values = "log.retention.ms=7200000,log.cleanup.policy=[compact,delete]"
     java.run(CONFIGS, "--alter", *brokers, "--add-config", values)
-    said = java.run(CONFIGS, "--describe", *brokers)
-    assert "log.retention.ms=7200000" in said, said
-    assert "DYNAMIC_DEFAULT_BROKER_CONFIG:log.retention.ms=7200000" in said, said
-    said = java.run(CONFIGS, "--describe", *entity, "--all")
-    assert "cleanup.policy=compact,delete" in said, said
+    output = java.run(CONFIGS, "--describe", *brokers)
+    assert "log.retention.ms=7200000" in output, output
+    assert "DYNAMIC_DEFAULT_BROKER_CONFIG:log.retention.ms=7200000" in output, output
+    output = java.run(CONFIGS, "--describe", *entity, "--all")
+    assert "cleanup.policy=compact,delete" in output, output
     names = "log.retention.ms,log.cleanup.policy"
     java.run(CONFIGS, "--alter", *brokers, "--delete-config", names)
     assert "log.retention.ms" not in java.run(CONFIGS, "--describe", *brokers)
@@ -177,12 +179,12 @@ def test_console_tools(java: Java) -> None:
     producer = CONSOLE_PRODUCER[java.version]
     keyed = ["--property", "parse.key=true", "--property", "key.separator=:"]
     java.run(producer, "--topic", topic, *keyed, stdin=lines)
-    said = java.run(
+    output = java.run(
         CONSOLE_CONSUMER,
         *("--topic", topic, "--from-beginning", "--max-messages", "100"),
         *("--property", "print.key=true", "--property", "key.separator=:"),
     )
-    assert lines in said
+    assert lines in output
     assert [record["value"] for record in java.broker.records(topic, "--max", "100")] == [
         f"line {n}" for n in range(100)
     ]
@@ -194,8 +196,8 @@ def test_verifiable_group(java: Java, assignor: str) -> None:
     topic = java.named(f"group-{assignor}")
     java.broker.create_topic(topic, 4)
     arguments = ["--topic", topic, "--max-messages", str(RECORDS), "--throughput", "-1"]
-    said = java.run(VERIFIABLE_PRODUCER, *arguments)
-    assert f'"acked":{RECORDS}' in said, said[-1000:]
+    output = java.run(VERIFIABLE_PRODUCER, *arguments)
+    assert f'"acked":{RECORDS}' in output, output[-1000:]
     command = java.command(
         VERIFIABLE_CONSUMER,
         *("--bootstrap-server", java.address, "--topic", topic, "--group-id", topic),
@@ -250,9 +252,9 @@ def test_groups(java: Java) -> None:
     java.run(GROUPS, "--describe", *named, "--members")
     reset = ["--reset-offsets", "--execute", *named, "--topic", topic]
     java.run(GROUPS, *reset, "--to-earliest")
-    said = java.run(GROUPS, "--describe", *named)
-    lags = [int(line.split()[5]) for line in said.splitlines() if line.startswith(group)]
-    assert sum(lags) == RECORDS, said
+    output = java.run(GROUPS, "--describe", *named)
+    lags = [int(line.split()[5]) for line in output.splitlines() if line.startswith(group)]
+    assert sum(lags) == RECORDS, output
     java.run(GROUPS, *reset, "--to-latest")
     java.run(GROUPS, *reset, "--shift-by", "-1")
     java.run(GROUPS, *reset, "--to-datetime", "2020-01-01T00:00:00.000")
@@ -267,5 +269,5 @@ def test_groups(java: Java) -> None:
 )
 def test_a_client_shows_what_is_not_served(java: Java, client: str, refusal: str) -> None:
     command = java.command(str(REFUSALS), java.address, client)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=False)
-    assert refusal in done.stdout, (done.stdout, done.stderr[-2000:])
+    process = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=False)
+    assert refusal in process.stdout, (process.stdout, process.stderr[-2000:])

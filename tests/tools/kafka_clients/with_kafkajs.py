@@ -17,7 +17,7 @@ def test_kafkajs(cluster: Cluster) -> None:
     if not (folder / "node_modules" / "kafkajs").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         download(["npm", "install", "--prefix", str(folder), f"kafkajs@{VERSION}"], folder)
-    done = subprocess.run(
+    process = subprocess.run(
         ["node", PROGRAM, cluster.address],
         env={**os.environ, "NODE_PATH": str(folder / "node_modules")},
         check=False,
@@ -25,4 +25,4 @@ def test_kafkajs(cluster: Cluster) -> None:
         text=True,
         timeout=RUN_S,
     )
-    assert "kafkajs passed" in done.stdout, done.stderr[-3000:]
+    assert "kafkajs passed" in process.stdout, process.stderr[-3000:]

@@ -13,7 +13,7 @@ LINES = [f"line {n}" for n in range(200)]
 
 def _kcat(cluster: Cluster, *arguments: str, stdin: str = "") -> str:
     needs("kcat")
-    done = subprocess.run(
+    process = subprocess.run(
         ["kcat", "-b", cluster.address, *arguments],
         input=stdin,
         capture_output=True,
@@ -21,8 +21,8 @@ def _kcat(cluster: Cluster, *arguments: str, stdin: str = "") -> str:
         timeout=RUN_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process.stdout
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -30,13 +30,13 @@ def test_kcat(cluster: Cluster, codec: str) -> None:
     topic = f"kcat-{codec}"
     needs("kcat")
     cluster.broker.create_topic(topic)
-    before = time.time_ns() // 10**6
+    began_ms = time.time_ns() // 10**6
     _kcat(cluster, "-P", "-t", topic, "-z", codec, "-H", "h=v", stdin="\n".join(LINES))
-    said = _kcat(cluster, "-L", "-t", topic)
-    assert f'topic "{topic}" with 1 partitions' in said
+    output = _kcat(cluster, "-L", "-t", topic)
+    assert f'topic "{topic}" with 1 partitions' in output
     read = ("-C", "-q", "-e", "-t", topic)
     assert _kcat(cluster, *read, "-o", "beginning").splitlines() == LINES
-    assert _kcat(cluster, *read, "-o", f"s@{before}").splitlines() == LINES
+    assert _kcat(cluster, *read, "-o", f"s@{began_ms}").splitlines() == LINES
     assert _kcat(cluster, *read, "-o", "-5").splitlines() == LINES[-5:]
     assert _kcat(cluster, *read, "-o", "100", "-f", "%o %h\n", "-c", "1") == "100 h=v\n"
     group = _kcat(

@@ -50,7 +50,7 @@ def test_source_and_sink(cluster: Cluster, jars: Callable[..., str], tmp_path: P
     cluster.broker.create_topic("spark", 3)
     cluster.broker.create_topic("spark-copy", 3)
     listed = ",".join(map(str, own))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, cluster.address, "spark", listed, str(tmp_path)],
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         cwd=tmp_path,
@@ -59,5 +59,5 @@ def test_source_and_sink(cluster: Cluster, jars: Callable[..., str], tmp_path: P
         text=True,
         timeout=RUN_S,
     )
-    assert "spark passed" in done.stdout, done.stderr[-4000:]
+    assert "spark passed" in process.stdout, process.stderr[-4000:]
     assert [int(record["value"]) for record in cluster.broker.records("spark", "--max", "1")] != []

@@ -130,8 +130,8 @@ def test_the_whole_way_of_records(store: dict[str, str], tmp_path: Path) -> None
 
 
 def values(broker: Broker, *options: str) -> list[str]:
-    said = broker.cli("consume", "t", *options).stdout.decode()
-    return sorted(said.splitlines())
+    output = broker.cli("consume", "t", *options).stdout.decode()
+    return sorted(output.splitlines())
 
 
 def metric(broker: Broker, name: str) -> float:
@@ -146,6 +146,6 @@ def test_a_store_without_credentials_names_the_cause(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
     variables = {**store, "AWS_SECRET_ACCESS_KEY": "wrong-secret"}
-    done = tidelog("scrub", status=3, **variables)
-    (line,) = done.stderr.decode().splitlines()
+    process = tidelog("scrub", status=3, **variables)
+    (line,) = process.stderr.decode().splitlines()
     assert "SignatureDoesNotMatch" in line or "403" in line, line

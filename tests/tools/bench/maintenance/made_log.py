@@ -78,8 +78,8 @@ async def _make(
     files = [await _write(store, topic, batch) for batch in segments] + named
     end = files[-1].end_offset
     table = open_table(store, topic.prefix, topic.name)
-    for some in (files[first : first + 20_000] for first in range(0, len(files), 20_000)):
-        await table.add(some, {seal_app_id(0): some[-1].end_offset})
+    for added_files in (files[first : first + 20_000] for first in range(0, len(files), 20_000)):
+        await table.add(added_files, {seal_app_id(0): added_files[-1].end_offset})
     for first in range(0, end, ROWS_MAX):
         rows = min(ROWS_MAX, end - first)
         chunk = Chunk(topic.topic_id, 0, 0, 1, 0, rows, TIME_MS, TIME_MS, True, "", 1)

@@ -70,9 +70,9 @@ def linked(folder: Path, name: str) -> Path:
 
 def _merge(folder: Path, count: int) -> list[Row]:
     def segments() -> Iterator[pa.RecordBatch]:
-        some = [made_log.values(MERGED_ROWS, seed, 80) for seed in range(VALUES_APART)]
+        value_columns = [made_log.values(MERGED_ROWS, seed, 80) for seed in range(VALUES_APART)]
         for number in range(count):
-            value = some[number % VALUES_APART]
+            value = value_columns[number % VALUES_APART]
             yield made_log.records(number * MERGED_ROWS, MERGED_ROWS, None, value)
 
     made_log.make(folder, {}, segments())
@@ -81,8 +81,8 @@ def _merge(folder: Path, count: int) -> list[Row]:
     ratio = _ratio(runs_of_way, "bare pyarrow", "ours")
     seconds = statistics.median(run["seconds"] for run in runs_of_way["ours"])
     note = f"{size / 1e6 / seconds:,.0f} MB/s of Parquet, {size / count / 1e6:.2f} MB a segment"
-    what = f"merge of {count:,} small segments"
-    return [Row("care", what, ratio, "x bare pyarrow's speed", 0.7, note=note)]
+    title = f"merge of {count:,} small segments"
+    return [Row("care", title, ratio, "x bare pyarrow's speed", 0.7, note=note)]
 
 
 def _compact(folder: Path, records: int, keys: int) -> list[Row]:
@@ -96,17 +96,17 @@ def _compact(folder: Path, records: int, keys: int) -> list[Row]:
     note = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in seconds_of_way.items())
     peak = max(run["peak_bytes"] for run in runs_of_way["ours"])
     made_log.make(folder, compacting(), updates(records * 2, keys))
-    twice = _way(folder, "ours", None)["peak_bytes"]
+    double_peak = _way(folder, "ours", None)["peak_bytes"]
     shutil.rmtree(folder)
-    what = f"key compaction of {records:,} records, {keys:,} keys"
+    title = f"key compaction of {records:,} records, {keys:,} keys"
     ratio = _ratio(runs_of_way, "ours", fastest)
     return [
-        Row("care", what, ratio, f"x {fastest}", 1.5, note=note, is_smaller_better=True),
+        Row("care", title, ratio, f"x {fastest}", 1.5, note=note, is_smaller_better=True),
         Row("care", "its peak memory", peak / GIB, "GiB", 1.5, is_smaller_better=True),
         Row(
             "care",
             "its peak memory, a log twice as long with the same keys",
-            twice / peak,
+            double_peak / peak,
             "x as much",
             1.1,
             is_smaller_better=True,
@@ -134,8 +134,8 @@ def _retain(folder: Path, count: int) -> list[Row]:
         return seconds
 
     seconds = statistics.median(asyncio.run(plan()) for _ in range(RUNS))
-    what = f"retention of {count:,} segments, planned with its table loaded again"
-    return [Row("care", what, seconds, "s", 1.0, is_smaller_better=True)]
+    title = f"retention of {count:,} segments, planned with its table loaded again"
+    return [Row("care", title, seconds, "s", 1.0, is_smaller_better=True)]
 
 
 def _ways(folder: Path, ways: tuple[str, ...], rows: int | None) -> dict[str, list[Any]]:
@@ -151,8 +151,8 @@ def _ways(folder: Path, ways: tuple[str, ...], rows: int | None) -> dict[str, li
 def _way(folder: Path, way: str, rows: int | None) -> Any:
     own, out = linked(folder, "run"), folder.with_name("out.parquet")
     command = [sys.executable, "-m", "tests.tools.bench.maintenance.ways", way, str(own), str(out)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
-    result = json.loads(done.stdout)
+    process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
+    result = json.loads(process.stdout)
     assert rows in {None, result["rows"]}, result
     out.unlink(missing_ok=True)
     return result

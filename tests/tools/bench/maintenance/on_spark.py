@@ -55,16 +55,16 @@ def _compare(spark: "SparkSession", log: Path, out: Path, records: int) -> list[
             if number:  # the first round warms the JVM
                 seconds_of_way[name].append(time.perf_counter() - started)
     assert len(row_counts) == 1, row_counts
-    others = [name for name in ways if name != "ours"]
-    best = min(others, key=lambda name: statistics.median(seconds_of_way[name]))
+    other_names = [name for name in ways if name != "ours"]
+    best = min(other_names, key=lambda name: statistics.median(seconds_of_way[name]))
     ratio = statistics.median(
         a / b for a, b in zip(seconds_of_way["ours"], seconds_of_way[best], strict=True)
     )
     note = ", ".join(f"{name} {statistics.median(seconds_of_way[name]):.1f} s" for name in ways)
     note += f"; JVM and workers {_peak_gib():.1f} GiB at the end"
-    what = f"key compaction of {records:,} records on Spark, local[2]"
+    title = f"key compaction of {records:,} records on Spark, local[2]"
     return [
-        Row("care", what, ratio, f"x the {best} way", TARGET, note=note, is_smaller_better=True)
+        Row("care", title, ratio, f"x the {best} way", TARGET, note=note, is_smaller_better=True)
     ]
 
 
@@ -83,10 +83,10 @@ def _ours(spark: "SparkSession", log: Path) -> int:
         store = FolderStore(log)
         cluster = await MaintenanceSession.open(store, SystemClock())
         engine = SparkEngine(spark, log.as_uri())
-        (done,) = await compact(cluster, None, is_dry=False, engine=engine)
+        (result,) = await compact(cluster, None, is_dry=False, engine=engine)
         await cluster.close()
         await store.close()
-        return done.rows_after
+        return result.rows_after
 
     return asyncio.run(run())
 

@@ -59,11 +59,11 @@ def ours(folder: Path, _: list[str], __: Path) -> int:
     async def run() -> int:
         store = FolderStore(folder)
         cluster = await MaintenanceSession.open(store, SystemClock())
-        done = await compact(cluster, None, is_dry=False)
+        results = await compact(cluster, None, is_dry=False)
         await cluster.close()
         await store.close()
-        assert done, "nothing was due"
-        return sum(result.rows_after for result in done)
+        assert results, "nothing was due"
+        return sum(result.rows_after for result in results)
 
     return asyncio.run(run())
 

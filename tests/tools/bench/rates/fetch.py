@@ -69,7 +69,7 @@ def seal(broker: Broker) -> None:
 
 
 def _row(
-    what: str,
+    title: str,
     broker: Broker,
     accept: str,
     paths: list[str],
@@ -83,7 +83,7 @@ def _row(
     size = statistics.median(load_run.bytes_in / load_run.seconds / 1e6 for load_run in runs)
     return Row(
         "fetch",
-        f"{what}, 1,000 an answer",
+        f"{title}, 1,000 an answer",
         rate,
         "records/s",
         target,

@@ -52,12 +52,12 @@ def measure(folder: Path, *, is_quick: bool) -> Table:
 
 
 def table(folder: Path, times: Times, counts: Iterable[int] = COUNTS) -> Table:
-    made = bodies.pool("json", RECORDS, times.distinct)
-    keyless = made._replace(units=_KEY.sub(_NO_KEY, made.units))
+    body_pool = bodies.pool("json", RECORDS, times.distinct)
+    keyless = body_pool._replace(units=_KEY.sub(_NO_KEY, body_pool.units))
     rows: list[list[str]] = []
     store_place = ""
     for count in counts:
-        for keys, pool in (("yes", made), ("no", keyless)):
+        for keys, pool in (("yes", body_pool), ("no", keyless)):
             with store_folder(folder) as (store, place):
                 store_place = place
                 rows.append([number(count), keys, *_row(store, count, pool, times)])

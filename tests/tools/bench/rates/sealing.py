@@ -62,8 +62,8 @@ def table(folder: Path, counts: dict[int, int]) -> Table:
             }
             for size, run in runs.items():
                 numbers = [run.cpu_us, run.loop_us, run.parquet_bytes]
-                what = f"sealing, {number(size)} a request, {tail}"
-                rows.append([what, *(number(value) for value in numbers)])
+                title = f"sealing, {number(size)} a request, {tail}"
+                rows.append([title, *(number(value) for value in numbers)])
             costs = [run.cpu_us for run in runs.values()]
             ratios.append(f"{max(costs) / min(costs):.1f} x {tail}")
     how = f"The worst size to the best one: {', '.join(ratios)}; store on {place}"
@@ -79,8 +79,8 @@ def _alone(store: Path, size: int, count: int, tail_place: str) -> Sealed:
         str(count),
         tail_place,
     ]
-    done = subprocess.run([*command, str(store)], check=True, stdout=subprocess.PIPE, text=True)
-    return Sealed(*json.loads(done.stdout))
+    process = subprocess.run([*command, str(store)], check=True, stdout=subprocess.PIPE, text=True)
+    return Sealed(*json.loads(process.stdout))
 
 
 async def sealed(store: Path, size: int, count: int, tail_place: str) -> Sealed:
@@ -116,8 +116,8 @@ async def _appended(log: Broker, name: str, size: int, count: int) -> None:
 
     async def append() -> None:
         for first in numbers:
-            made = bodies.events(first, size)
-            keys, values = (list(column) for column in zip(*made, strict=True))
+            pairs = bodies.events(first, size)
+            keys, values = (list(column) for column in zip(*pairs, strict=True))
             now_ms = log.clock.now_ms()
             rows = Rows([now_ms] * size, keys, values)
             partitions = np.arange(first, first + size) % PARTITIONS

@@ -90,24 +90,24 @@ def table(folder: Path, times: Times, cases: tuple[Case, ...] = CASES) -> Table:
 
 
 def _row(store: Path, case: Case, times: Times) -> list[str]:
-    made = bodies.pool(case.kind, case.records, times.distinct)
+    body_pool = bodies.pool(case.kind, case.records, times.distinct)
     with bare_server() as (port, pid), Watch(pid) as watch:
-        bare = _closed(port, made, case, times.bare_s)
+        bare = _closed(port, body_pool, case, times.bare_s)
     bare_us = watch.cpu.total_s / bare.requests * 1e6
     with Broker(f"file://{store}", **BOUNDS) as broker:
         broker.create_topic("bench", PARTITIONS, segment_ms=SEGMENT_MS, retention_ms=RETENTION_MS)
-        _closed(broker.port, made, case, times.warm_up_s)
-        before = _sealed(broker)
+        _closed(broker.port, body_pool, case, times.warm_up_s)
+        old_sealed = _sealed(broker)
         with Watch(broker.pid) as watch:
-            top = _closed(broker.port, made, case, times.sustained_s)
+            top = _closed(broker.port, body_pool, case, times.sustained_s)
         segments, size, records = (
-            now - then for now, then in zip(_sealed(broker), before, strict=True)
+            now - then for now, then in zip(_sealed(broker), old_sealed, strict=True)
         )
         paced = asyncio.run(
             load.paced(
                 "127.0.0.1",
                 broker.port,
-                bodies.Requests(load.head_of(PATH, made), made),
+                bodies.Requests(load.head_of(PATH, body_pool), body_pool),
                 connections=case.connections * 2,
                 seconds=times.paced_s,
                 per_second=top.per_second / 2,
@@ -132,8 +132,8 @@ def _row(store: Path, case: Case, times: Times) -> list[str]:
     ]
 
 
-def _closed(port: int, made: bodies.Pool, case: Case, seconds: float) -> load.Measured:
-    return load.sustained(port, PATH, made, connections=case.connections, seconds=seconds)
+def _closed(port: int, body_pool: bodies.Pool, case: Case, seconds: float) -> load.Measured:
+    return load.sustained(port, PATH, body_pool, connections=case.connections, seconds=seconds)
 
 
 def _sealed(broker: Broker) -> list[float]:
