@@ -12,10 +12,12 @@ import pytest
 
 from tests.repo.test_house_rules import MODULES, PRODUCT, ROOT
 
-EMPTY = frozenset(
-    ("found", "each", "one", "held", "at", "where", "known", "kept", "gone", "given", "taken")
+EMPTY_WORDS = (
+    "found each one held at where known kept gone given taken more who what some asked done seen "
+    "left before after others made wanted twice opened answered owned young said rest"
 )
-PRODUCT_PART_MAX, TESTS_PART_MAX = 0.01, 0.02
+EMPTY = frozenset(EMPTY_WORDS.split())
+PRODUCT_PART_MAX, TESTS_PART_MAX = 0.016, 0.013
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
