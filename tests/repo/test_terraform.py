@@ -17,10 +17,15 @@ from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 from tidelog.service.server.serve import STOP_S_MAX
 from tidelog.service.settings.settings import load
 
-DEFINED = {block.address for block in hcl.blocks()}
-LOCALS = {name for block in hcl.of_kind("locals") for name in hcl.members(block.body)}
-VARIABLES = {block.labels[0]: block.body for block in hcl.of_kind("variable")}
 SOURCE = hcl.source()
+
+
+def local_names() -> set[str]:
+    return {name for block in hcl.of_kind("locals") for name in hcl.members(block.body)}
+
+
+def variables() -> dict[str, Any]:
+    return {block.labels[0]: block.body for block in hcl.of_kind("variable")}
 
 
 def test_the_readme_is_what_the_code_says() -> None:
@@ -29,27 +34,27 @@ def test_the_readme_is_what_the_code_says() -> None:
 
 
 def test_names_that_are_used_exist() -> None:
-    assert set(re.findall(r"\bvar\.(\w+)", SOURCE)) <= set(VARIABLES)
-    assert set(re.findall(r"\blocal\.(\w+)", SOURCE)) <= LOCALS
+    assert set(re.findall(r"\bvar\.(\w+)", SOURCE)) <= set(variables())
+    assert set(re.findall(r"\blocal\.(\w+)", SOURCE)) <= local_names()
     used = set(re.findall(r"(?<![\w.])((?:data\.)?aws_\w+\.\w+)\b", SOURCE))
     assert len(used) > 30
-    assert used <= DEFINED
+    assert used <= {block.address for block in hcl.blocks()}
 
 
 def test_nothing_is_unused() -> None:
-    assert set(VARIABLES) == set(re.findall(r"\bvar\.(\w+)", SOURCE))
-    assert set(re.findall(r"\blocal\.(\w+)", SOURCE)) == LOCALS
+    assert set(variables()) == set(re.findall(r"\bvar\.(\w+)", SOURCE))
+    assert set(re.findall(r"\blocal\.(\w+)", SOURCE)) == local_names()
     data = {block.address for block in hcl.of_kind("data")}
     assert all(address in SOURCE for address in data)
 
 
 def test_variables_and_outputs_say_what_they_are() -> None:
-    for name, body in VARIABLES.items():
+    for name, body in variables().items():
         assert "type" in body, name
         assert hcl.text(body["description"]).endswith("."), name
     for output in hcl.of_kind("output"):
         assert hcl.text(output.body["description"]).endswith("."), output.labels
-    checked = [name for name, body in VARIABLES.items() if "validation" in body]
+    checked = [name for name, body in variables().items() if "validation" in body]
     assert len(checked) > 15
 
 
@@ -57,8 +62,8 @@ def test_variables_and_outputs_say_what_they_are() -> None:
 def test_an_example_gives_what_the_module_takes(name: str) -> None:
     (module,) = hcl.of_kind("module", hcl.EXAMPLES / name)
     arguments = set(hcl.members(module.body)) - {"source"}
-    assert arguments <= set(VARIABLES)
-    assert arguments >= {name for name, body in VARIABLES.items() if "default" not in body}
+    assert arguments <= set(variables())
+    assert arguments >= {name for name, body in variables().items() if "default" not in body}
     assert (hcl.EXAMPLES / name / hcl.text(module.body["source"])).resolve() == hcl.MODULE
 
 

@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.seed is not None:
         return _one(options.world, options.seed)
     first, last = options.start, options.start + options.seeds
-    jobs = [*_failed_before(), *(("brokers", seed) for seed in range(first, last))]
+    jobs = [] if options.is_new else _failed_before()
+    jobs += [("brokers", seed) for seed in range(first, last)]
     other_seeds = range(first // OTHERS_SHARE, -(-last // OTHERS_SHARE))
     jobs += [(world, seed) for world in WORLDS if world != "brokers" for seed in other_seeds]
     return _many(jobs, options.jobs)
@@ -65,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=400, help="how many")
     parser.add_argument("--from", dest="start", type=int, default=0, help="the first")
+    parser.add_argument(
+        "--new", dest="is_new", action="store_true", help="without the seeds that failed once"
+    )
     parser.add_argument("--seed", type=int, help="this one alone, with every event printed")
     parser.add_argument("--world", choices=[*WORLDS], default="brokers", help="of the one seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")

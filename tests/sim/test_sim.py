@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 6
+SEEDS = 8
+"""One seed of each other world, too."""
 TRACES = """
 import sys
 from tests.sim.runs import simulate
@@ -41,7 +42,8 @@ def ended(process: "subprocess.Popen[str]", timeout_s: float = 500) -> str:
 
 @pytest.mark.slow
 def test_i1_to_i9_hold_in_simulated_clusters() -> None:
-    told = ended(started("-m", "tests.sim", "--seeds", str(SEEDS), "--jobs", "1"))
+    """`make sim` begins with the seeds that failed once: with today's code, they are other runs."""
+    told = ended(started("-m", "tests.sim", "--new", "--seeds", str(SEEDS), "--jobs", "1"))
     assert "0 failed" in told
     assert " acked" in told
 
