@@ -17,7 +17,7 @@ from tidelog.storage.codec import byte_loops, plain_byte_loops
 
 SOURCE = ROOT / "storage/codec/native.c"
 HEADERS = Path(sysconfig.get_paths()["include"])
-CALLS = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
+CALLS = int(os.environ.get("TIDELOG_MUTATIONS", "4000"))
 FLAGS = ["-O1", "-g", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
 SANITIZERS = ["libasan.so", "libubsan.so"]
 
