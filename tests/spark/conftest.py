@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).parents[2]
+QUICK_JVM = "-XX:TieredStopAtLevel=1"
+"""The second compiler takes more CPU than its code saves in a session of a minute."""
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +43,7 @@ def spark(
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.driver.memory", "1g")
+            .config("spark.driver.extraJavaOptions", QUICK_JVM)
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.sql.shuffle.partitions", "2")

@@ -3,6 +3,7 @@
 A whole run of the command is in tests/system/test_cli_replay.py.
 """
 
+import contextlib
 import csv
 import datetime as dt
 import json
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.conftest import History
+from tidelog.service.cli import replay
+from tidelog.service.cli.errors import CommandError
 from tidelog.service.cli.replay import FileFormat, frame_of, positions, write
+from tidelog.service.cli.store_commands import StoreOptions
 from tidelog.service.settings.settings import load
 
 if TYPE_CHECKING:
@@ -65,3 +69,17 @@ def test_csv_of_a_time_range(spark: "SparkSession", history: History, tmp_path: 
     assert count == len(rows) == len(expected) > 0
     places = sorted((int(row["partition"]), int(row["offset"])) for row in rows)
     assert places == sorted((it.partition, it.offset) for it in expected)
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_cause(
+    spark: "SparkSession", history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    to = str(tmp_path / "file" / "out")
+    session = contextlib.nullcontext(spark)
+    monkeypatch.setattr(replay, "spark_session", lambda *_: session)
+    with pytest.raises(CommandError) as failure:
+        replay.replay("events", to, store=StoreOptions(history.url))
+    said = str(failure.value)
+    assert said.startswith(f"{to} cannot be written: ")
+    assert "An error occurred while calling" not in said

@@ -76,19 +76,6 @@ Caused by: java.io.IOException: Mkdirs failed to create file:/x/_temporary/0
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_replay_to_a_folder_that_cannot_be_made(store: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    to = tmp_path / "file" / "out"
-    process = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
-    line = error_line(process)
-    assert line.startswith(f"{to} cannot be written: ")
-    assert "An error occurred while calling" not in line
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(300)
 def test_replay_to_parquet_has_every_record(store: str, tmp_path: Path) -> None:
     to = tmp_path / "out"
     assert replayed(store, to) == RECORDS

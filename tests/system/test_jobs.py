@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.conftest import QUICK_JVM
 from tests.support.broker_log import BrokerLog
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
@@ -62,7 +63,10 @@ def test_the_wrapper_compacts_through_spark_submit(folder: Path) -> None:
     if submit is None or shutil.which("java", path=f"{home}/bin" if home else None) is None:
         pytest.skip("spark-submit and Java 17 are needed: pip install tidelog[spark]")
     variables = environment(folder, SPARK_MASTER="local[1]", SPARK_LOCAL_IP="127.0.0.1")
-    variables["SPARK_OPTIONS"] = "--driver-memory 1g --conf spark.sql.shuffle.partitions=1"
+    variables["SPARK_OPTIONS"] = (
+        "--driver-memory 1g --conf spark.sql.shuffle.partitions=1"
+        f" --conf spark.driver.extraJavaOptions={QUICK_JVM}"
+    )
     command = [JOBS / "spark-compact.sh", "t", "--json"]
     process = subprocess.run(command, env=variables, capture_output=True, check=False, timeout=300)
     assert process.returncode == 0, process.stderr.decode()
