@@ -30,6 +30,8 @@ class _Selector(selectors.BaseSelector):
         self.busy_threads = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout == 0 and len(self._real.get_map()) == 1:
+            return []  # callbacks are due, and no event but of the loop's own pipe can come
         ready = self._real.select(0)
         if ready or timeout == 0:
             return ready
