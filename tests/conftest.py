@@ -1,5 +1,6 @@
 """Fixtures that every suite may use: servers once per worker, stores once per test."""
 
+import gc
 import itertools
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -25,13 +26,13 @@ DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.connect = 60.0
 
 STORES = ("memory", "folder", "moto", pytest.param("seaweed", marks=pytest.mark.seaweed))
 ID_BYTES_MAX = 24
-SYSTEM_TESTS = Path(__file__).parent / "system"
+SYSTEM_TESTS = "tests/system/"
 _prefixes = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--torture-minutes", type=float, default=0.2, help="for how long brokers are tortured"
+        "--torture-minutes", type=float, default=0.1, help="for how long brokers are tortured"
     )
     parser.addoption(
         "--api-examples", type=int, default=10, help="requests to each operation of the API"
@@ -46,6 +47,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--torture-seed", type=int, help="what is done to them; drawn unless given")
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile, and leave the tests out of later collections of garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """System tests and slow ones run first.
 
@@ -55,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    return item.path.is_relative_to(SYSTEM_TESTS) or item.get_closest_marker("slow") is not None
+    return item.nodeid.startswith(SYSTEM_TESTS) or item.get_closest_marker("slow") is not None
 
 
 @pytest.hookimpl(wrapper=True)
