@@ -25,6 +25,7 @@ ANSWER_S = 120.0
 WAIT_S_MAX = 240.0
 """A wait fails here if the event does not occur: no expectation of speed, as a busy machine may be
 ten times slower than an idle one."""
+PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.05
 
 
 class Form(enum.Enum):
@@ -254,11 +255,15 @@ class Balanced(Client):
 
 
 def wait_until(is_so: Callable[[], bool], event: str, wait_s_max: float = WAIT_S_MAX) -> None:
-    """Check every few ms until the condition holds; fail after `wait_s_max`."""
-    deadline = time.monotonic() + wait_s_max
+    """Check until the condition holds; fail after `wait_s_max`.
+
+    The pauses grow, because a check may cost a broker a page of metrics.
+    """
+    deadline, pause_s = time.monotonic() + wait_s_max, PAUSE_S_MIN
     while not is_so():
         assert time.monotonic() < deadline, f"{event} did not happen within {wait_s_max:.0f} s"
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 
 def _json(records: Sequence[Written]) -> bytes:

@@ -59,7 +59,7 @@ class KafkaProducer(Threads):
         partitions: int,
         number: int,
         *,
-        pause_s: float = 0.002,
+        pause_s: float = 0.005,
         is_idempotent: bool = True,
         is_forgiving: bool = False,
         life_s: float = math.inf,

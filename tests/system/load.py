@@ -30,8 +30,9 @@ class Mix(NamedTuple):
     """The content of a load.
 
     `acks` are drawn for each request; `first` is the number of its first producer, for loads that
-    run side by side. Without keys, a request of unknown outcome is not sent again. If brokers are
-    cloned, what was acked with acks=1 may come after later requests.
+    run side by side. Producers pause after each request: what a load meets takes seconds, and all
+    its requests are checked. Without keys, a request of unknown outcome is not sent again. If
+    brokers are cloned, what was acked with acks=1 may come after later requests.
     """
 
     topic: str
@@ -39,7 +40,7 @@ class Mix(NamedTuple):
     producers: int = 4
     acks: tuple[str, ...] = ("all",)
     pad_bytes: int = 40
-    pause_s: float = 0.0
+    pause_s: float = 0.01
     first: int = 0
     is_keyed: bool = True
     is_cloned: bool = False

@@ -16,7 +16,9 @@ from tests.system.client import AnswerLost, Balanced, Client, Form, NotSent, Not
 OPS_OF_ONE = 10**9
 """Numbers of requests: no two clients have the same."""
 ANSWER_S = 5.0
-RETRY_S = 0.02
+RETRY_S = 0.05
+PAUSE_S = 0.02
+"""Of a reader after its answer: else it takes all that it gets of a core."""
 BACK = 500
 """How many records a witness goes back at most, before it follows again."""
 
@@ -97,6 +99,7 @@ class Watching(Threads, abc.ABC):
             while not self._stop.is_set():
                 try:
                     self._read()
+                    self._stop.wait(PAUSE_S)
                 except (NotSent, AnswerLost, NotServed):
                     self._stop.wait(RETRY_S)
                 except BaseException as error:  # noqa: BLE001 - the test asserts that there is none
@@ -128,7 +131,7 @@ class Witness(Watching):
         told = client.follow(*self._where, self._offset, stream=stream)
         self._offset = told.next_offset
         if not told.records:
-            self._stop.wait(0.05)
+            self._stop.wait(RETRY_S)
 
 
 def history_of(

@@ -16,7 +16,7 @@ JSON = "application/vnd.kafka.json.v2+json"
 V2 = "application/vnd.kafka.v2+json"
 READ = "/topics/t/partitions/0/records?timeout=0&max_records=20&format=json"
 POLL = "/topics/empty/partitions/0/records?offset=0&timeout=3000"
-PAUSE_S = 0.003
+PAUSE_S = 0.01
 MEMBERS = 2
 """Of the shared group."""
 OK_MAX = 299

@@ -39,7 +39,11 @@ async def test_three_brokers_one_log(seaweed: Seaweed, tmp_path: Path) -> None:
         with contextlib.ExitStack() as stack:
             loads = [
                 stack.enter_context(
-                    Load(broker.base_url, Mix(topic, PARTITIONS, 2, first=10 * number), seed)
+                    Load(
+                        broker.base_url,
+                        Mix(topic, PARTITIONS, 2, pause_s=0.0, first=10 * number),
+                        seed,
+                    )
                 )
                 for number, broker in enumerate(cluster)
             ]

@@ -156,7 +156,7 @@ class Churn(Threads):
     def _load(self) -> None:
         with Producer(self._broker.base_url, linger_ms=20) as producer:
             while not self._stop.is_set():
-                for _ in range(20):
+                for _ in range(5):
                     producer.send(self._topic, f"v{self.sent}", key=f"k{self.sent % 997}")
                     self.sent += 1
                 time.sleep(0.05)

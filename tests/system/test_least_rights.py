@@ -32,13 +32,13 @@ pytestmark = pytest.mark.xdist_group("rights")  # what is looked at takes half a
 JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 WAL_RETENTION_MS = 4000
 QUICK = {
-    "broker_heartbeat_interval_ms": 200,
-    "broker_timeout_ms": 1500,
+    "broker_heartbeat_interval_ms": 500,
+    "broker_timeout_ms": 3000,
     "wal_view_age_max_ms": 1000,
     "file_grace_ms": 0,
     "test_bounds": True,
     "wal_retention_ms": WAL_RETENTION_MS,
-    "poll_interval_ms": 100,
+    "poll_interval_ms": 500,
     "retention_check_interval_ms": 0,
 }
 """As terraform/main.tf has it: brokers leave collection to maintenance."""

@@ -49,7 +49,7 @@ def test_cut_off_and_cut_apart(seaweed: Seaweed, tmp_path: Path) -> None:
         with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_ms=1500)
         urls = [broker.base_url for broker in cluster]
-        mix = Mix(topic, PARTITIONS, producers=1, pause_s=0.01)
+        mix = Mix(topic, PARTITIONS, producers=1, pause_s=0.05)
         load = Load(urls, mix, seed)
         faithful = [
             Load([url], mix._replace(first=number), seed) for number, url in enumerate(urls, 1)

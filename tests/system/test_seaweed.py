@@ -268,12 +268,14 @@ def test_a_running_cluster_is_backed_up_to_s3_and_restored_to_another_prefix(
     with Broker(tmp_path, store, **endpoint) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
-        with Load(broker.base_url, Mix(topic, PARTITIONS), secrets.randbits(32)) as load:
-            load.wait_for_acks(50)
+        # A backup copies each entry that is written meanwhile, and reads it again.
+        mix = Mix(topic, PARTITIONS, producers=2, pause_s=0.3)
+        with Load(broker.base_url, mix, secrets.randbits(32)) as load:
+            load.wait_for_acks(20)
             seal(broker)
             first = backup()
             assert first["copied_objects"] == first["objects"] > 0
-            load.wait_for_acks(50)
+            load.wait_for_acks(20)
             seal(broker)
             load.finish()
         second = backup("--keep", "1", "--max-bytes-per-s", "100000000")

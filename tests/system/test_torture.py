@@ -33,7 +33,7 @@ from tests.system.several import QUICK, brokers
 from tests.system.transform import Found, Names, Worker, check
 
 PARTITIONS = 3
-PAUSE_S = 0.01
+PAUSE_S = 0.03
 """Of each producer after a request, so that a run of minutes can still be checked."""
 
 pytestmark = pytest.mark.seaweed
@@ -83,7 +83,14 @@ def test_answers_to_clients_are_true(
             for number, url in enumerate(urls, start=1)
         ]
         workers = [
-            Worker(urls[number:] + urls[:number], names, number, end=None, seed=seed + number)
+            Worker(
+                urls[number:] + urls[:number],
+                names,
+                number,
+                end=None,
+                seed=seed + number,
+                pause_s=PAUSE_S,
+            )
             for number in range(PARTITIONS)
         ]
         addresses = ",".join(f"127.0.0.1:{port}" for port in kafka_ports)

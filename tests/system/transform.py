@@ -57,12 +57,15 @@ class Worker(Threads):
         *,
         end: int | None,
         seed: int,
+        pause_s: float = 0.0,
     ) -> None:
-        """Ends at an offset, or with the block. Several URLs are brokers behind a balancer."""
+        """Ends at an offset, or with the block; `pause_s` is after each commit. Several URLs are
+        brokers behind a balancer."""
         super().__init__(self._run)
         with Client(base_urls[0]) as client:
             cluster = cluster_of(client)
         self._end = end
+        self._pause_s = pause_s
         self._path = f"/v3/clusters/{cluster}"
         self._names = names
         self._partition = partition
@@ -88,6 +91,7 @@ class Worker(Threads):
     def _transform(self, start: int) -> None:
         if count := self._read(start):
             self._commit(start, count)
+            self._stop.wait(self._pause_s)
         else:
             time.sleep(RETRY_S)
 
