@@ -59,8 +59,10 @@ class Worker(Threads):
         seed: int,
         pause_s: float = 0.0,
     ) -> None:
-        """Ends at an offset, or with the block; `pause_s` is after each commit. Several URLs are
-        brokers behind a balancer."""
+        """End at an offset, or with the block. Several URLs are brokers behind a balancer.
+
+        `pause_s` is after each commit.
+        """
         super().__init__(self._run)
         with Client(base_urls[0]) as client:
             cluster = cluster_of(client)
