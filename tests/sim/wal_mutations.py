@@ -1,6 +1,7 @@
 """Deliberate faults of the WAL (DESIGN 4, 5), for tests/sim/mutations.py."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,7 @@ def _no_look_after_the_put() -> list[Patch]:
 
 
 def _no_refresh() -> list[Patch]:
-    async def refresh(self: WalView) -> None:
+    async def refresh(self: WalView, since_s: float = math.inf) -> None:
         await asyncio.sleep(0)
 
     return [(WalView, "refresh", refresh)]
