@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tidelog.compaction import garbage
 from tidelog.compaction.garbage import Garbage, Grace
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ForgetTopic
 from tidelog.storage.core.errors import Corrupt, LogError, ObjectNotFound

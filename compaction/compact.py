@@ -29,8 +29,8 @@ from tidelog.compaction.engine import (
     load_work,
     write_and_commit,
 )
+from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.rewrite import Rewrite
-from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.codec.segment import Cleaned
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile

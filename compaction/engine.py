@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.newest_per_key import UNLIMITED, Kept, Latest, Seen, TooManyKeys, of_shares
 from tidelog.compaction.rewrite import Rewrite, pieces, pump, rewrite
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError, ObjectNotFound, TableInDoubt, Unavailable
 from tidelog.storage.core.log_settings import COMPACT_MEMORY_BYTES
 from tidelog.storage.core.model import SegmentFile

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.compaction.session import MaintenanceSession, topics_of
+from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import RECORD_SCHEMA

@@ -17,7 +17,7 @@ stops. Last, the drop writes a checkpoint at the highest number, and the WAL beg
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidelog.compaction.session import MaintenanceSession, topics_of
+from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.upgrade import live_brokers
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import Entry

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.compaction.engine import InProcess, load_work, write_and_commit
+from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.plan import Cut, below, cut_by, retention
 from tidelog.compaction.rewrite import Rewrite
-from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.errors import OffsetOutOfRange, UnknownPartition
 from tidelog.storage.core.model import SegmentFile

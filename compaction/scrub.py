@@ -20,10 +20,10 @@ import msgspec
 
 from tidelog.compaction import scrub_checks
 from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
+from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.repair_tables import differs
 from tidelog.compaction.scrub_checks import Finding, FindingKind
 from tidelog.compaction.scrub_wal import Place, scrub_wal
-from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile

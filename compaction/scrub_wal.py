@@ -13,13 +13,13 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.scrub_checks import Finding, FindingKind
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import DecodedEntry
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.object_store import ObjectInfo

@@ -2,8 +2,8 @@
 
 This module also finds the live brokers that do not know a level.
 
-The level is raised only if every live broker knows the new level. storage.state.cluster_bounds says
-when a change of the bounds comes into effect.
+The level is raised only if every live broker knows the new level. storage.state.bounds_in_effect
+says when a change of the bounds comes into effect.
 
 **On a crash**: the command may have made its change or not; run it again. If a broker of an older
 version starts after the check, it stops at the entry that raised the level, and says why.
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.cluster.liveness import LivenessTracker, Member
 from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest, ObjectNotFound, Unavailable
 from tidelog.storage.core.log_settings import MembershipSettings
-from tidelog.storage.state.cluster_bounds import ClusterBounds
+from tidelog.storage.state.bounds_in_effect import ClusterBounds
 from tidelog.storage.wal.view import WalView
 
 LOOK_S = 1.0

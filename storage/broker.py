@@ -58,7 +58,7 @@ from tidelog.storage.topics import ClusterTopics
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
-from tidelog.storage.write import hot_log_copies, hot_log_file
+from tidelog.storage.write import hot_log_file, hot_log_recovery
 from tidelog.storage.write.writer import WriterCounters, WriterSettings
 
 
@@ -271,7 +271,7 @@ class Broker:
             self._start_groups()
 
     async def _recommit(self, files: list[hot_log_file.Recovered]) -> None:
-        files = await hot_log_copies.settled(self._log.wal, files)
+        files = await hot_log_recovery.settled(self._log.wal, files)
         kept_files = [file for file in files if file.is_kept and file.requests]
         files = [file for file in files if file not in kept_files]
         requests = [request for file in files for request in file.requests]

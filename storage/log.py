@@ -24,8 +24,8 @@ from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
-from tidelog.storage.write.committed_tail import CommittedTail
 from tidelog.storage.write.requests import AppendRequest
+from tidelog.storage.write.tail_cache_fill import CommittedTail
 from tidelog.storage.write.writer import Writer
 
 log = logging.getLogger("tidelog.log")

@@ -39,7 +39,7 @@ class StoredObjects:
 
     def __init__(self, log: Log) -> None:
         self.wal = log.wal
-        """For maintenance in this process (compaction.session)."""
+        """For maintenance in this process (compaction.maintenance_session)."""
         self._log = log
 
     def open_table(self, topic: Topic) -> Table:

@@ -54,7 +54,7 @@ from tidelog.compaction.backups.place import (
 from tidelog.compaction.backups.prune import Pruned, finish, is_unfinished, prune
 from tidelog.compaction.collect import copied_base
 from tidelog.compaction.garbage import live_objects
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core import levels, object_keys

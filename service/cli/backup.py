@@ -26,7 +26,7 @@ from tidelog.storage.store.open import open_store
 if TYPE_CHECKING:
     from tidelog.compaction.backups.backup import BackedUp
     from tidelog.compaction.backups.restore import Restored
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
 
 MEMORY = "memory:"
 

@@ -20,7 +20,7 @@ from tidelog.service.cli.store_commands import (
 if TYPE_CHECKING:
     from tidelog.compaction.collect import CollectionPlan
     from tidelog.compaction.garbage import Grace
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
 
 
 def collect(

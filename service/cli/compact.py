@@ -34,7 +34,7 @@ from tidelog.service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from tidelog.compaction.engine import Engine
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
 
 JOBS = "/tidelog/v1/compactions"
 RUNNING, DONE = "running", "done"

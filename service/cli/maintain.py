@@ -17,7 +17,7 @@ from tidelog.service.cli.store_commands import (
 )
 
 if TYPE_CHECKING:
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
 
 
 def maintain(

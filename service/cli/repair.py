@@ -17,8 +17,8 @@ from tidelog.service.cli.store_commands import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.compaction.maintenance_session import MaintenanceSession
     from tidelog.compaction.repair_wal import WalDamage
-    from tidelog.compaction.session import MaintenanceSession
 
 LOST_COLUMNS = ("topic", "partition", "first offset", "end offset", "why")
 UNREAD_SHOWN = 20

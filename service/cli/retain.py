@@ -23,8 +23,8 @@ from tidelog.service.cli.store_commands import (
 from tidelog.service.client.connection import quoted
 
 if TYPE_CHECKING:
+    from tidelog.compaction.maintenance_session import MaintenanceSession
     from tidelog.compaction.retention import Retained
-    from tidelog.compaction.session import MaintenanceSession
 
 
 def retain(topics: TopicsArgument = None, *, store: StoreOptions, change: ChangeOptions) -> None:

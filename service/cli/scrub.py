@@ -22,9 +22,9 @@ from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.open import open_store
 
 if TYPE_CHECKING:
+    from tidelog.compaction.maintenance_session import MaintenanceSession
     from tidelog.compaction.scrub import ScrubReport
     from tidelog.compaction.scrub_checks import Finding
-    from tidelog.compaction.session import MaintenanceSession
 
 FINDINGS_SHOWN = 100
 NAMED = 3

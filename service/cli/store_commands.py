@@ -38,7 +38,7 @@ from tidelog.storage.core.errors import LogError
 
 if TYPE_CHECKING:
     from tidelog.compaction.garbage import Grace
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
     from tidelog.storage.runtime.clock import Clock
     from tidelog.storage.store.object_store import ObjectStore
 
@@ -130,7 +130,7 @@ class StoreOptions(NamedTuple):
         settings = self.settings(warn)
 
         async def session() -> WorkResult:
-            from tidelog.service.server.open_cluster import check_cluster, opened_cluster
+            from tidelog.service.server.open_for_maintenance import check_cluster, opened_cluster
 
             # Opening a store for writing creates folders, so check first that there is a cluster.
             await check_cluster(settings)

@@ -10,7 +10,7 @@ from tidelog.service.cli.store_commands import ChangeOptions, Done, StoreOptions
 from tidelog.storage.core.actions import SetBounds
 
 if TYPE_CHECKING:
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
 
 
 def upgrade(store: StoreOptions, change: ChangeOptions) -> None:

@@ -2,7 +2,7 @@
 
 Input may be malicious. This module checks the columns' types before Arrow reads any column, and
 accepts a type only if it can check all buffers of the type. It reads sizes from the messages'
-metadata before Arrow decompresses (arrow_messages), and validates every batch in full. Lengths of
+metadata before Arrow decompresses (arrow_memory), and validates every batch in full. Lengths of
 columns are no bound of bytes: a column of nulls has none. Before each step that takes memory for a
 length, this module takes that memory from a budget. The rows of all batches are converted at once,
 and a dictionary once for all its batches. A body becomes records, InvalidBody or RecordTooLarge. It
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.service.formats.arrow_messages import (
+from tidelog.service.formats.arrow_memory import (
     BUFFER_BYTES,
     MESSAGES_MAX,
     DecodeBudget,

@@ -11,11 +11,11 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tidelog.service.formats import arrow
-from tidelog.service.formats.bodies import StrictBody, decode_body
 from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.formats.json_text import ReadFormat
 from tidelog.service.formats.page_bounds import fitted
 from tidelog.service.formats.pages import ON_ERROR, OnError, RecordPage, check_first, encode_page
+from tidelog.service.formats.strict_bodies import StrictBody, decode_body
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.media_types import SCHEMA_FORMATS
 from tidelog.service.http.parameters import (
@@ -29,7 +29,7 @@ from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.groups.member_reads import Portion, PortionCheck, Read
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX
-from tidelog.storage.state.group_types import NAME_BYTES_MAX
+from tidelog.storage.state.group_state import NAME_BYTES_MAX
 
 CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
 RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "largest": "latest"}

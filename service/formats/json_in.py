@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Raw
 
-from tidelog.service.formats.json_blocks import excess_objects, has_many_objects
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
+from tidelog.service.formats.json_scan import excess_objects, has_many_objects
 from tidelog.storage.codec.chunk import (
     CHUNK_SCHEMA,
     RECORDS_MAX,

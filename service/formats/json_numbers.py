@@ -5,7 +5,7 @@ refuses the second. One record with such a number would stop every reader of its
 `check_numbers` costs 0.2 us for a small text and 0.2 ns a byte for a large text, because numbers
 are parsed only if a search finds something. The search looks for a number with an exponent of three
 or more digits, and for 200 digits in a row. Each number beyond the range has one of these. If it
-finds one, the text is searched again without its strings (json_blocks), and Arrow parses the
+finds one, the text is searched again without its strings (json_scan), and Arrow parses the
 numbers of each block in which the search finds one again. All of it takes at most ~20 ns a byte.
 Pure.
 """
@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.service.formats import json_blocks
-from tidelog.service.formats.json_blocks import Octets, block_of
+from tidelog.service.formats import json_scan
+from tidelog.service.formats.json_scan import Octets, block_of
 
 SMALL = 2048
 """Up to SMALL bytes, methods of `bytes` are faster than numpy."""
@@ -130,7 +130,7 @@ def _overflows(text: bytes) -> bool:
     """Return whether a number outside the strings of a JSON text overflows."""
     start, is_inside = 0, False
     while start < len(text):
-        if not is_inside and (end := _end_of_number(text, start)) - start > json_blocks.BLOCK // 2:
+        if not is_inside and (end := _end_of_number(text, start)) - start > json_scan.BLOCK // 2:
             if _has_infinite(np.frombuffer(text, np.uint8), np.array([start, end])):
                 return True
             start = end
@@ -148,7 +148,7 @@ def _overflows(text: bytes) -> bool:
 
 def _end_of_number(text: bytes, position: int) -> int:
     """Return the end of the number at this position, or the position if there is none."""
-    while piece := text[position : position + json_blocks.BLOCK]:
+    while piece := text[position : position + json_scan.BLOCK]:
         rest = piece.lstrip(_TAIL)
         position += len(piece) - len(rest)
         if rest:

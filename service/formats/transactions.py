@@ -16,8 +16,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from tidelog.service.formats.bodies import StrictBody, unrecognized
-from tidelog.service.formats.json_blocks import has_many_objects, objects_at
 from tidelog.service.formats.json_in import (
     BadBody,
     InvalidBody,
@@ -25,6 +23,8 @@ from tidelog.service.formats.json_in import (
     check_utf8,
     one_line,
 )
+from tidelog.service.formats.json_scan import has_many_objects, objects_at
+from tidelog.service.formats.strict_bodies import StrictBody, unrecognized
 from tidelog.service.formats.v3_records import (
     EncodedRecord,
     V3Record,
@@ -36,7 +36,7 @@ from tidelog.storage.core.actions import GroupOffset
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.state.committed_offsets import check_group_id, check_offset
-from tidelog.storage.state.group_types import NO_GENERATION
+from tidelog.storage.state.group_state import NO_GENERATION
 
 TRANSACTION_TOPICS_MAX = 100
 RECORDS_MAX = 10_000

@@ -13,8 +13,6 @@ import msgspec
 import pyarrow as pa
 from msgspec import Raw
 
-from tidelog.service.formats.bodies import StrictBody, unrecognized
-from tidelog.service.formats.json_blocks import excess_objects
 from tidelog.service.formats.json_in import (
     HEADERS_MAX,
     ROWS_MAX,
@@ -28,7 +26,9 @@ from tidelog.service.formats.json_in import (
     one_line,
 )
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
-from tidelog.service.formats.schemas import NoSchemaRegistry
+from tidelog.service.formats.json_scan import excess_objects
+from tidelog.service.formats.schema_refusals import NoSchemaRegistry
+from tidelog.service.formats.strict_bodies import StrictBody, unrecognized
 from tidelog.storage.codec.chunk import Headers, Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 

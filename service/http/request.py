@@ -21,7 +21,7 @@ from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
 from tidelog.service.http.transports import Arrival
 from tidelog.service.memory_pool import MemoryPool, Share
-from tidelog.service.unpacking import UNPROVED_CALLER, SliceCaller, UnpackThreads
+from tidelog.service.unpack_threads import UNPROVED_CALLER, SliceCaller, UnpackThreads
 from tidelog.storage.codec.compression import bound_of
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 

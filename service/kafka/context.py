@@ -19,7 +19,7 @@ from tidelog.service.security.audit import audited_scope
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC

@@ -19,7 +19,7 @@ from tidelog.service.kafka.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
-from tidelog.service.kafka.routing import operations_of
+from tidelog.service.kafka.metadata import operations_of
 from tidelog.service.kafka.wide_answers import answered
 from tidelog.service.operations.rights import DELETE_GROUP, DESCRIBE_GROUP, JOIN_GROUP
 from tidelog.service.slices import sliced
@@ -33,7 +33,7 @@ from tidelog.storage.groups.kafka_requests import (
     JoinRequest,
     SyncRequest,
 )
-from tidelog.storage.state.group_types import GroupMember
+from tidelog.storage.state.group_state import GroupMember
 
 GROUPS_MAX = 1_000
 """Groups in one request for descriptions or deletions."""

@@ -21,7 +21,7 @@ from tidelog.service.kafka.messages.topics import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-from tidelog.service.kafka.routing import Routing
+from tidelog.service.kafka.metadata import Routing
 from tidelog.service.operations.rights import DESCRIBE_CLUSTER
 from tidelog.service.slices import Slices
 from tidelog.storage.core.errors import LogError

@@ -22,7 +22,7 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
-from tidelog.service.kafka.routing import LEADER_EPOCH
+from tidelog.service.kafka.metadata import LEADER_EPOCH
 from tidelog.service.operations.rights import DESCRIBE_TOPIC
 from tidelog.service.slices import Slices
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX

@@ -7,7 +7,7 @@ import hashlib
 
 import msgspec
 
-from tidelog.service.operations.change import Change, begin
+from tidelog.service.operations.change_request import Change, begin
 from tidelog.service.operations.rights import ALTER_ACCESS, ALTER_DEFAULTS, DESCRIBE_CLUSTER
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights

@@ -6,7 +6,7 @@ A change is one action of the log, so several configs change together or not at 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from tidelog.service.operations.change import Change, begin
+from tidelog.service.operations.change_request import Change, begin
 from tidelog.service.operations.rights import (
     ALTER_CONFIGS,
     ALTER_DEFAULTS,

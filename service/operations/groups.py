@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from functools import partial
 from typing import TypeAlias
 
-from tidelog.service.operations.change import Change, begin
+from tidelog.service.operations.change_request import Change, begin
 from tidelog.service.operations.rights import (
     DELETE_GROUP,
     DESCRIBE_CLUSTER,
@@ -26,7 +26,7 @@ from tidelog.storage.core.errors import GroupNotEmpty, LogError
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset, check_group_id
-from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
+from tidelog.storage.state.group_state import NO_GENERATION, GroupMember
 
 NewOffset: TypeAlias = Callable[[TopicPartition], Awaitable[int]]
 """Returns the offset that a reset commits in a partition."""

@@ -7,7 +7,13 @@ these partitions.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.service.operations.change import Change, begin, begin_checked, decided, for_each
+from tidelog.service.operations.change_request import (
+    Change,
+    begin,
+    begin_checked,
+    decided,
+    for_each,
+)
 from tidelog.service.operations.rights import (
     ALTER_TOPIC,
     CREATE_TOPIC,

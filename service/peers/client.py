@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from tidelog.service.security.signatures import HEADER, Signatures
+from tidelog.service.security.peer_signatures import HEADER, Signatures
 from tidelog.storage.cluster.liveness import PROTOCOL, Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core.errors import LogError

@@ -10,7 +10,7 @@ forwarding broker closes its connection to the coordinator, which ends the read.
 that gives up reads would wait for one read after another, and might never get an answer.
 
 A coordinator that stops refuses a request that arrives after the release of its groups
-(storage.groups.group_requests): the forwarding broker then asks the next coordinator.
+(storage.groups.group_release): the forwarding broker then asks the next coordinator.
 
 **On a coordinator crash**: if the coordinator cannot be reached, it has not received the request,
 and this broker takes over the group. If the coordinator does not answer, the outcome is unknown,

@@ -11,7 +11,7 @@ It has eight routes:
 - the Kafka clients that are connected to this broker, for the same purpose;
 - the compactions that clients have started at this broker, for the same purpose.
 
-A peer authenticates with a signature (service.security.signatures) and with the token in this
+A peer authenticates with a signature (service.security.peer_signatures) and with the token in this
 broker's liveness object. A process that can read the bucket knows the token. Without security there
 is no signature, so a process with the token can act as a broker. Bodies are bounded (I10).
 
@@ -61,7 +61,7 @@ from tidelog.service.peers.client import (
 )
 from tidelog.service.peers.forwarding import Forwarded
 from tidelog.service.security.caller import ALL_RIGHTS
-from tidelog.service.security.signatures import HEADER, Signatures
+from tidelog.service.security.peer_signatures import HEADER, Signatures
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import PROTOCOL
 from tidelog.storage.cluster.messages import ForwardRefused

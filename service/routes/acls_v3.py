@@ -13,8 +13,8 @@ import msgspec
 from fastapi import Depends, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tidelog.service.formats.bodies import Items, StrictModel
 from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
+from tidelog.service.formats.strict_bodies import Items, StrictModel
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.paging import WHOLE, WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc

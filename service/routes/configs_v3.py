@@ -10,7 +10,6 @@ from typing import Literal
 from fastapi import Request
 from pydantic import Field
 
-from tidelog.service.formats.bodies import Items, StrictModel
 from tidelog.service.formats.resources_v3 import (
     BrokerConfigData,
     BrokerConfigList,
@@ -19,10 +18,11 @@ from tidelog.service.formats.resources_v3 import (
     TopicConfigData,
     TopicConfigList,
 )
+from tidelog.service.formats.strict_bodies import Items, StrictModel
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
-from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.operations.operations import Operations
 from tidelog.service.routes.cluster_v3 import LiveBroker, broker_number

@@ -1,13 +1,13 @@
 """The routes of consumer instances, one declaration each.
 
-The handlers are in service.routes.consumers.
+The handlers are in service.routes.consumer_handlers.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from tidelog.service.formats.pages import ON_ERROR
-from tidelog.service.formats.record_formats import (
+from tidelog.service.formats.read_parameters import (
     MAX_BYTES_PARAMETER,
     MAX_RECORDS_PARAMETER,
     ON_ERROR_HEADERS,
@@ -28,7 +28,7 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
-from tidelog.service.routes.consumers import ConsumerHandlers
+from tidelog.service.routes.consumer_handlers import ConsumerHandlers
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.acls import GROUP, READ
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX

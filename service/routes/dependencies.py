@@ -13,13 +13,13 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
+from tidelog.service.formats.strict_bodies import StrictModel, WholeNumber
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.route import V3
 from tidelog.service.http.urls import client_url
-from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.operations.operations import Operations
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import CallerRights, rights_of

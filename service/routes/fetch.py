@@ -17,7 +17,7 @@ from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.page_bounds import FittedPage, fitted
 from tidelog.service.formats.pages import RecordPage, headers_of
-from tidelog.service.formats.record_formats import (
+from tidelog.service.formats.read_parameters import (
     FORMAT_PARAMETER,
     MAX_BYTES_PARAMETER,
     MAX_RECORDS_PARAMETER,
@@ -44,7 +44,7 @@ from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.acls import READ, TOPIC

@@ -16,7 +16,7 @@ from tidelog.service.formats import events
 from tidelog.service.formats.fetched import FetchParams
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import RecordPage
-from tidelog.service.formats.record_formats import (
+from tidelog.service.formats.read_parameters import (
     FORMAT_PARAMETER,
     MAX_BYTES_PARAMETER,
     MAX_RECORDS_PARAMETER,

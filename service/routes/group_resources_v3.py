@@ -20,7 +20,7 @@ from tidelog.service.telemetry.group_lags import Lag, LagSummary
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.groups.join_backoff import HeldMember
-from tidelog.storage.state.group_types import (
+from tidelog.storage.state.group_state import (
     DEFAULT_ASSIGNOR,
     ClientMember,
     ConsumerGroup,

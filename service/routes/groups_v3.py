@@ -12,9 +12,9 @@ from typing import Annotated, Literal, NamedTuple
 from fastapi import Depends, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
+from tidelog.service.formats.strict_bodies import Items, StrictModel, WholeNumber
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.errors import NoSuchResource
@@ -57,7 +57,7 @@ from tidelog.storage.core.errors import UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 from tidelog.storage.state.committed_offsets import CommittedOffset
-from tidelog.storage.state.group_types import GroupMember
+from tidelog.storage.state.group_state import GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
 OFFSETS_MAX = 20_000

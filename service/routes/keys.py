@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tidelog.service.formats.bodies import StrictModel, WholeNumber
+from tidelog.service.formats.strict_bodies import StrictModel, WholeNumber
 from tidelog.service.http.body_limit import BodyLimit
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.http.urls import client_url
-from tidelog.service.operations.change import decided
+from tidelog.service.operations.change_request import decided
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.service.formats import arrow, json_in, json_out
-from tidelog.service.formats.schemas import schema_error
+from tidelog.service.formats.schema_refusals import schema_error
 from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
@@ -39,13 +39,13 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
-from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.operations.topics import TopicOperations
 from tidelog.service.security.audit import audited_scope
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.chunk import Rows

@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel, Field
 
-from tidelog.compaction.expiry import Expiry, expiries
-from tidelog.service.formats.bodies import Items, StrictModel
+from tidelog.compaction.retention_preview import Expiry, expiries
+from tidelog.service.formats.strict_bodies import Items, StrictModel
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.routes.configs_v3 import ConfigChange, changed_texts
 from tidelog.service.routes.dependencies import CREATE_ERRORS, ERRORS, FreshLog, TopicName

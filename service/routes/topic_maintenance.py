@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Request
 from pydantic import BaseModel, Field
 
-from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
+from tidelog.service.formats.strict_bodies import Items, StrictModel, WholeNumber
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.topics import END
@@ -22,7 +22,7 @@ from tidelog.service.routes.dependencies import (
     Rights,
     TopicName,
 )
-from tidelog.service.telemetry.compactions import CompactionJob, Compactions
+from tidelog.service.telemetry.compaction_jobs import CompactionJob, Compactions
 from tidelog.storage.core.acls import ALTER, DELETE, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX

@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import Depends, Query, Response
 from pydantic import ConfigDict, Field
 
-from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import (
     BROKER_ID,
     PartitionData,
@@ -20,6 +19,7 @@ from tidelog.service.formats.resources_v3 import (
     TopicData,
     TopicList,
 )
+from tidelog.service.formats.strict_bodies import Items, StrictModel, WholeNumber
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page

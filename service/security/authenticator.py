@@ -36,7 +36,7 @@ from tidelog.service.security.caller import (
     forbidden,
     super_users_of,
 )
-from tidelog.service.security.signatures import SIGNED_LEVEL
+from tidelog.service.security.peer_signatures import SIGNED_LEVEL
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.telemetry.metrics import HttpCounters

@@ -42,7 +42,7 @@ from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import Forbidden
-from tidelog.service.server.reports import Reports
+from tidelog.service.server.peer_reports import Reports
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters

@@ -24,16 +24,16 @@ from tidelog.service.kafka.fetch import KafkaFetch
 from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.groups import Groups
 from tidelog.service.kafka.log_dirs import Placement
+from tidelog.service.kafka.metadata import Routing
 from tidelog.service.kafka.offsets import KafkaOffsets
 from tidelog.service.kafka.produce import KafkaProduce
-from tidelog.service.kafka.routing import Routing
 from tidelog.service.peers.listener import reachable
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.certificates import ServerCertificate
 from tidelog.service.settings.kafka import KafkaSettings, address_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.codec.checksum import crc32c

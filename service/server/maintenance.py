@@ -25,12 +25,12 @@ from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import Compacted, compact
 from tidelog.compaction.engine import KEYS_PART, InProcess
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
-from tidelog.compaction.session import MaintenanceSession, topics_of
-from tidelog.service.server.open_cluster import opened_cluster
+from tidelog.service.server.open_for_maintenance import opened_cluster
 from tidelog.service.settings.maintenance import MaintenanceSettings
-from tidelog.service.telemetry.compactions import Compact, CompactionJob, no_store
+from tidelog.service.telemetry.compaction_jobs import Compact, CompactionJob, no_store
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
 from tidelog.storage.broker import Broker

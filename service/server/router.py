@@ -39,8 +39,8 @@ from tidelog.service.routes import (
     acls_v3,
     cluster_v3,
     configs_v3,
+    consumer_handlers,
     consumer_routes,
-    consumers,
     fetch,
     groups_v3,
     health,
@@ -62,7 +62,7 @@ from tidelog.service.security.request_time import measured
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
@@ -247,7 +247,9 @@ class Router:
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers, threads)
         follower = topic_follower.TopicFollower(broker, fetcher)
         producer = produce.Produce(broker, settings, counters, threads)
-        self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)
+        self.consumers = consumer_handlers.ConsumerHandlers(
+            broker, settings, instances, fetcher, forwarder
+        )
         self.forwarded = Forwarded(self._serve_for_peer)
         """Serves the requests that other brokers forward to this one."""
         producer_v3 = produce_v3.ProduceV3(broker, settings, producer, counters)

@@ -29,12 +29,12 @@ from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.certificates import NO_CERTIFICATES, Certificates
-from tidelog.service.security.signatures import Signatures
+from tidelog.service.security.peer_signatures import Signatures
 from tidelog.service.server import kafka as kafka_server
 from tidelog.service.server.app import build_app
 from tidelog.service.server.broker_files import check_files, hot_dir
 from tidelog.service.server.maintenance import compactor
-from tidelog.service.server.reports import Reports
+from tidelog.service.server.peer_reports import Reports
 from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.settings.settings import Settings
@@ -43,7 +43,7 @@ from tidelog.service.settings.telemetry import TelemetrySettings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
-from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UnpackThreads
+from tidelog.service.unpack_threads import UNPACKED_ALL_BYTES_MAX, UnpackThreads
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable

@@ -23,7 +23,7 @@ from tidelog.service.telemetry.lag_times import LagTimes, Unread
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.group_types import GroupMember
+from tidelog.storage.state.group_state import GroupMember
 
 LAGS_AT_ONCE = 1_000
 """Lags that are computed between two checks whether the slice is over."""

@@ -5,7 +5,7 @@ their drafts to it. Drafts that wait while its last PUT is in flight become one 
 does not depend on the sequencer (DESIGN 6): after a refusal or a timeout, a broker commits by
 itself at once. Two sequencers at a time do no harm, even if both have the same draft. A broker that
 makes an entry has read the whole chain before this entry, and omits drafts that are in the chain.
-`apply` checks again (state.deduplication).
+`apply` checks again (state.applied_drafts).
 
 **On a crash**: two brokers have a forwarded draft, the sequencer and the draft's own broker. If one
 of the two crashes, the other commits the draft, or finds it in the chain. I6: if the sequencer did

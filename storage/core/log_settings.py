@@ -5,7 +5,7 @@ The parts import them, and so does `tidelog.service.settings`, which must not lo
 
 from typing import NamedTuple
 
-from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
+from tidelog.storage.core.cluster_bounds import DEFAULT_BOUNDS, Bounds
 
 START_RETRY_S = 60.0
 """Time for which one step of a start may fail. A store that restarts (SeaweedFS, MinIO, a gateway)
@@ -67,7 +67,7 @@ class SealerSettings(NamedTuple):
     """Above this number of chunks in all tails of a topic, the longest tails are sealed. Fewer
     would let a topic with thousands of busy partitions seal small segments all the time; with twice
     as many, another broker seals them, and above a quarter of all chunks brokers refuse records
-    (storage.state.tail_chunks)."""
+    (storage.state.tail_chunk_counts)."""
 
 
 class MembershipSettings(NamedTuple):

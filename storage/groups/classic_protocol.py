@@ -35,7 +35,7 @@ from tidelog.storage.groups.kafka_requests import (
     SyncRequest,
 )
 from tidelog.storage.groups.kafka_roster import Roster, RosterMember
-from tidelog.storage.state.group_types import (
+from tidelog.storage.state.group_state import (
     GROUP_BYTES_MAX,
     MEMBERS_OF_GROUP_MAX,
     NAME_BYTES_MAX,

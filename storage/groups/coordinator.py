@@ -38,7 +38,7 @@ from tidelog.storage.groups.coordinator_choice import Coordinators
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.tasks import retrieve_exception, surviving
 from tidelog.storage.state.cluster_state import Applied
-from tidelog.storage.state.group_types import ConsumerGroup
+from tidelog.storage.state.group_state import ConsumerGroup
 
 log = logging.getLogger("tidelog.groups")
 

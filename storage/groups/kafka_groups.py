@@ -64,8 +64,8 @@ from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.group_members import CLIENT_BYTES_MAX, MEMBERS_MAX
-from tidelog.storage.state.group_types import NO_GENERATION, ClientMember, ConsumerGroup
-from tidelog.storage.state.shares import CLIENT_BYTES, MEMBERS, WITHOUT_SHARE, Shares
+from tidelog.storage.state.group_state import NO_GENERATION, ClientMember, ConsumerGroup
+from tidelog.storage.state.principal_shares import CLIENT_BYTES, MEMBERS, WITHOUT_SHARE, Shares
 
 log = logging.getLogger("tidelog.groups")
 

@@ -16,7 +16,7 @@ from tidelog.storage.groups.kafka_requests import (
     OnSynced,
     Synced,
 )
-from tidelog.storage.state.group_types import ClientMember, ConsumerGroup
+from tidelog.storage.state.group_state import ClientMember, ConsumerGroup
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,7 @@ from tidelog.storage.groups.rest_members import MemberSession, RestGroup
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.runtime.tasks import TASK_ENDS
-from tidelog.storage.state.group_types import NO_GENERATION, ConsumerGroup
+from tidelog.storage.state.group_state import NO_GENERATION, ConsumerGroup
 
 log = logging.getLogger("tidelog.groups")
 

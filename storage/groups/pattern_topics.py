@@ -17,7 +17,7 @@ from tidelog.storage.groups import patterns
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import Access, TopicFilter
 from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
-from tidelog.storage.state.group_types import ConsumerGroup
+from tidelog.storage.state.group_state import ConsumerGroup
 
 log = logging.getLogger("tidelog.consumers")
 

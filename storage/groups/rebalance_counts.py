@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from tidelog.storage.core.actions import AnyAction, ExpireMember, LeaveGroup, Subscribe
-from tidelog.storage.state.group_types import Inputs
+from tidelog.storage.state.group_state import Inputs
 
 JOIN, LEAVE, EXPIRY = "join", "leave", "expiry"
 SUBSCRIPTION, PARTITIONS = "subscription", "partitions"

@@ -37,7 +37,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
 from tidelog.storage.groups import delivery_outcome
 from tidelog.storage.groups.coordinator import Coordinator
-from tidelog.storage.groups.group_requests import GroupRequests
+from tidelog.storage.groups.group_release import GroupRequests
 from tidelog.storage.groups.join_backoff import client_of
 from tidelog.storage.groups.member_reads import Portion, PortionCheck, Read, SentRead
 from tidelog.storage.groups.offset_commits import OffsetCommits
@@ -46,7 +46,7 @@ from tidelog.storage.groups.rest_members import Instance, MemberSession, RestMem
 from tidelog.storage.log import Log
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.access import TopicFilter, all_topics
-from tidelog.storage.state.group_types import GroupMember
+from tidelog.storage.state.group_state import GroupMember
 
 log = logging.getLogger("tidelog.consumers")
 

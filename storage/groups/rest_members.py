@@ -7,7 +7,7 @@ then, both could serve a member, from different positions. A client could then g
 whose offsets are committed, and commit the results of these records in a second transaction. So a
 coordinator returns records only if its view of the WAL is younger than `VIEW_AGE_MAX_S`, and its
 successor reads a member's position only `HANDOVER_S` after it took the group. A broker that stops
-releases its groups before (groups.group_requests), so the next coordinator does not wait.
+releases its groups before (groups.group_release), so the next coordinator does not wait.
 (Rejected: a refresh of the WAL at each read: it costs a GET and the time of the GET. Rejected: a
 new generation for each new coordinator, because after a crash of a broker all commits under way
 would be refused.)
@@ -43,7 +43,7 @@ from tidelog.storage.groups.positions import Positions
 from tidelog.storage.groups.rebalance_counts import Rebalances
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.tasks import surviving
-from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
+from tidelog.storage.state.group_state import ConsumerGroup, GroupMember
 
 log = logging.getLogger("tidelog.groups")
 

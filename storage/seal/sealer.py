@@ -76,7 +76,7 @@ cheaper: at S3's prices, a PUT for each MiB costs more than the CPU time of the 
 FULLNESS, TAKEOVER_FULLNESS = 1 / 2, 3 / 4
 """If a principal's topics have more than this part of its share of all chunks, the largest of them
 are sealed: by the broker that owns the seals, or by any broker. The same holds for all topics and
-the bound. At the whole share brokers refuse records (storage.state.tail_chunks)."""
+the bound. At the whole share brokers refuse records (storage.state.tail_chunk_counts)."""
 
 
 class DueTails(NamedTuple):

@@ -24,8 +24,8 @@ from tidelog.storage.core.actions import (
     SetQuotas,
 )
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.state import shares as rules
-from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state import principal_shares as rules
+from tidelog.storage.state.principal_shares import Need, Shares
 
 KEYS_MAX = 10_000
 ACLS_MAX = 20_000

@@ -39,7 +39,7 @@ from tidelog.storage.core.actions import (
     SetBounds,
     SetTopicDefaults,
 )
-from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
+from tidelog.storage.core.cluster_bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.errors import (
     Corrupt,
     InvalidRequest,
@@ -50,11 +50,11 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.core.topic_configs import NO_DEFAULTS, TopicDefaults
-from tidelog.storage.state import shares, state_checkpoint, topic_checks
+from tidelog.storage.state import principal_shares, state_checkpoint, topic_checks
 from tidelog.storage.state.access import Access
-from tidelog.storage.state.cluster_bounds import ClusterBounds
+from tidelog.storage.state.applied_drafts import AppliedDrafts
+from tidelog.storage.state.bounds_in_effect import ClusterBounds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, check_group_id
-from tidelog.storage.state.deduplication import AppliedDrafts
 from tidelog.storage.state.elapsed import ElapsedTime
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.holds import Holds
@@ -66,14 +66,14 @@ from tidelog.storage.state.outcome import (
     recall,
 )
 from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.state.principal_shares import Need, Shares
 from tidelog.storage.state.producers import NOTHING, ProducerOwners, Producers
-from tidelog.storage.state.shares import Need, Shares
 from tidelog.storage.state.state_checkpoint import (
     KafkaCheckpoint,
     OwnersCheckpoint,
     StateCheckpoint,
 )
-from tidelog.storage.state.tail_chunks import TailChunks
+from tidelog.storage.state.tail_chunk_counts import TailChunks
 from tidelog.storage.state.topic_checks import DeletedTopic, Topic
 
 __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
@@ -144,7 +144,7 @@ class ClusterState:
 
         The request is of the principal, with so many placements.
         """
-        if self.level < shares.LEVEL:
+        if self.level < principal_shares.LEVEL:
             return None
         return self._keys.refusal(principal, placements, self.access.quota)
 
@@ -154,7 +154,7 @@ class ClusterState:
 
         They count as long as a broker commits them. Raises BoundReached, if that is above a share.
         """
-        has_shares = self.level >= shares.LEVEL
+        has_shares = self.level >= principal_shares.LEVEL
         needs = [need for action in actions if has_shares for need in self.members.growth(action)]
         if (refusal := self.shares.refusal(needs, self.access.quota)) is not None:
             raise refusal
@@ -168,7 +168,7 @@ class ClusterState:
 
     def owner(self, principal: str) -> str:
         """Return the owner of the data that a commit of this principal adds; "" below level 3."""
-        return principal if self.level >= shares.LEVEL else ""
+        return principal if self.level >= principal_shares.LEVEL else ""
 
     # -- applying
 
@@ -189,7 +189,7 @@ class ClusterState:
         self._advance(entry)
         now_ms = self.elapsed_ms
         self.bounds.settle(now_ms)
-        is_bounded = self.level < shares.LEVEL
+        is_bounded = self.level < principal_shares.LEVEL
         self._keys.forget(now_ms, is_bounded=is_bounded)
         self.producers.forget(now_ms, is_bounded=is_bounded)
         self.holds.forget(now_ms)
@@ -300,7 +300,7 @@ class ClusterState:
         Do not refuse a commit of a hot log: its client has the answer already, and acknowledged
         records would be lost.
         """
-        if self.level < shares.LEVEL or commit.hot is not None:
+        if self.level < principal_shares.LEVEL or commit.hot is not None:
             return None
         parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)
         needs: list[Need] = []

@@ -11,9 +11,9 @@ groups. If a commit would exceed a bound (I10), `apply` refuses the commit and d
 because a dropped offset would reset its consumer.
 
 From level 3 on a group belongs to the principal that commits the first of its offsets, and all its
-offsets count for that principal's share (state.shares). An offset has no owner of its own, because
-each principal that may commit to a group may overwrite all its offsets. This also keeps checkpoints
-small.
+offsets count for that principal's share (state.principal_shares). An offset has no owner of its
+own, because each principal that may commit to a group may overwrite all its offsets. This also
+keeps checkpoints small.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ from tidelog.storage.core.errors import (
     OffsetMetadataTooLarge,
 )
 from tidelog.storage.core.model import OFFSET_MAX
-from tidelog.storage.state import shares as rules
+from tidelog.storage.state import principal_shares as rules
 from tidelog.storage.state.group_members import GroupMembers
-from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state.principal_shares import Need, Shares
 
 GROUP_ID_BYTES_MAX = 255
 METADATA_BYTES_MAX = 4096

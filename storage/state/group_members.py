@@ -53,9 +53,9 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.state import shares as rules
+from tidelog.storage.state import principal_shares as rules
 from tidelog.storage.state.assignors import ASSIGNORS
-from tidelog.storage.state.group_types import (
+from tidelog.storage.state.group_state import (
     MEMBERS_OF_GROUP_MAX,
     NO_GENERATION,
     PLACE_BYTES,
@@ -71,7 +71,7 @@ from tidelog.storage.state.group_types import (
     partitions_of,
     subscription_size,
 )
-from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state.principal_shares import Need, Shares
 
 PATTERN_CHARS_MAX = 1000
 MEMBERS_MAX = 50_000

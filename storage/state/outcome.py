@@ -4,9 +4,9 @@ A part of the cluster state keeps the idempotency keys of past requests with the
 
 Pure, changed by `apply` (I4). A commit and its key are in the same entry, so the log has both or
 neither. From level 3 on a key belongs to the principal of its request, so two principals may use
-the same key. `apply` refuses a commit above a share or above the bound (state.shares), and keeps
-each key for the whole KEY_WINDOW_MS. Below level 3 keys belong to no principal, and above the bound
-`apply` drops the oldest key.
+the same key. `apply` refuses a commit above a share or above the bound (state.principal_shares),
+and keeps each key for the whole KEY_WINDOW_MS. Below level 3 keys belong to no principal, and above
+the bound `apply` drops the oldest key.
 """
 
 from collections import deque
@@ -18,13 +18,13 @@ import msgspec
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, LogError
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.state.producers import ProducerEpoch
-from tidelog.storage.state.shares import (
+from tidelog.storage.state.principal_shares import (
     IDEMPOTENCY_KEYS,
     IDEMPOTENCY_PLACEMENTS,
     Need,
     Shares,
 )
+from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.topic_checks import Topic
 
 KEYS_MAX = 250_000

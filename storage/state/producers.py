@@ -26,8 +26,9 @@ batches, prepareIncrementProducerEpoch for epochs):
 
 A producer is dropped after a day of elapsed time without a batch (Kafka's
 `producer.id.expiration.ms`). Below level 3, `apply` also drops the longest unused producer above a
-bound (I10). From level 3 on it refuses a commit above a bound or a share instead (state.shares).
-Kafka's protocol needs `append-of-producer` and `init-producer`; no HTTP route uses them yet.
+bound (I10). From level 3 on it refuses a commit above a bound or a share instead
+(state.principal_shares). Kafka's protocol needs `append-of-producer` and `init-producer`; no HTTP
+route uses them yet.
 """
 
 from bisect import bisect_right
@@ -53,8 +54,8 @@ from tidelog.storage.core.errors import (
     ProducerFenced,
     UnknownProducer,
 )
-from tidelog.storage.state import shares as rules
-from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state import principal_shares as rules
+from tidelog.storage.state.principal_shares import Need, Shares
 
 BATCHES_KEPT = 5
 """Batches kept per producer and partition. A Kafka client has at most five in flight."""

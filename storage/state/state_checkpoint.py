@@ -4,13 +4,13 @@ import msgspec
 
 from tidelog.storage.core import levels
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.state import shares, topic_checks
+from tidelog.storage.state import principal_shares, topic_checks
 from tidelog.storage.state.access import AccessCheckpoint
-from tidelog.storage.state.cluster_bounds import BoundsCheckpoint
+from tidelog.storage.state.applied_drafts import AppliedDraftMark
+from tidelog.storage.state.bounds_in_effect import BoundsCheckpoint
 from tidelog.storage.state.committed_offsets import CHECKPOINT, KeptGroups
-from tidelog.storage.state.deduplication import AppliedDraftMark
 from tidelog.storage.state.elapsed import ElapsedCheckpoint
-from tidelog.storage.state.group_types import ClientGroupCheckpoint, MembersCheckpoint
+from tidelog.storage.state.group_state import ClientGroupCheckpoint, MembersCheckpoint
 from tidelog.storage.state.holds import Hold
 from tidelog.storage.state.outcome import IdempotencyRecord, OwnedRecords
 from tidelog.storage.state.producers import ProducerOwners, ProducersCheckpoint, ReservedIds
@@ -71,7 +71,7 @@ def encode(snapshot: StateCheckpoint) -> bytes:
     elements = list(msgspec.structs.astuple(snapshot))
     if snapshot.level < levels.KAFKA:  # also the level of TOPIC_DEFAULTS
         del elements[-2:]
-    if snapshot.level < shares.LEVEL:
+    if snapshot.level < principal_shares.LEVEL:
         elements.pop()
     while snapshot.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
         elements.pop()
@@ -98,7 +98,7 @@ def decode(body: bytes, key: str) -> StateCheckpoint:
         raise Corrupt(key, "lacks elapsed time or bounds, or has one of them at level 1")
     if is_first and snapshot.holds:
         raise Corrupt(key, "a checkpoint has holds only from level 2 on")
-    if (snapshot.owners is None) != (snapshot.level < shares.LEVEL):
+    if (snapshot.owners is None) != (snapshot.level < principal_shares.LEVEL):
         raise Corrupt(key, "a checkpoint has owners from level 3 on, and not before")
     if (snapshot.kafka is None) != (snapshot.level < levels.KAFKA):
         raise Corrupt(key, "a checkpoint has Kafka's part from level 4 on, and not before")

@@ -31,9 +31,9 @@ from tidelog.storage.core.topic_configs import (
     TopicConfig,
     TopicDefaults,
 )
-from tidelog.storage.state import shares as rules
+from tidelog.storage.state import principal_shares as rules
 from tidelog.storage.state.partition import Partition
-from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state.principal_shares import Need, Shares
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 

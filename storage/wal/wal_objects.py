@@ -17,8 +17,8 @@ from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import DecodedEntry
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
-from tidelog.storage.core.bounds import check as check_bounds
+from tidelog.storage.core.cluster_bounds import DEFAULT_BOUNDS, Bounds
+from tidelog.storage.core.cluster_bounds import check as check_bounds
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound, StoreUnfit, Unavailable
 from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.core.model import Part

@@ -19,14 +19,14 @@ from tidelog.compaction.backups.restore import Restored, restore
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import change_bounds
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, SetBounds, TakeHold
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock

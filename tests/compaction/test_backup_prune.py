@@ -25,7 +25,7 @@ from tidelog.compaction.backups.prune import prune
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import Part

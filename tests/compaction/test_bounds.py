@@ -10,7 +10,7 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.upgrade import BoundState, bounds_of, change_bounds, raise_level
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 from tidelog.storage.store.memory import MemoryStore

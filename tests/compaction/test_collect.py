@@ -24,8 +24,8 @@ from tidelog.compaction import garbage
 from tidelog.compaction.collect import CollectionPlan, collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import LOG_RETENTION_MS, Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, TakeHold

@@ -30,9 +30,9 @@ from tidelog.compaction import engine as compaction
 from tidelog.compaction.compact import COMPACT, MERGE, SKIP, Compacted, compact
 from tidelog.compaction.engine import InProcess
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
 from tidelog.compaction.retention import delete_records, retain
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORD_SCHEMA, Rows
 from tidelog.storage.core import object_keys

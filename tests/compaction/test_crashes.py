@@ -20,8 +20,8 @@ from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records, retain
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.store.memory import MemoryStore

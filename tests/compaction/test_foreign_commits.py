@@ -20,9 +20,9 @@ from tests.support.loop_brokers import broker, collected, given
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import ScrubReport, scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.service.server.maintenance import maintain_once
 from tidelog.service.settings.settings import Settings

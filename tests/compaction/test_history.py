@@ -20,13 +20,13 @@ from tests.support.records import TIME_MS
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange, Unavailable
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.read.reader import ReaderSettings

@@ -27,6 +27,7 @@ from tests.support.foreign_engines import (
     table_uri,
 )
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.repair_tables import (
     ADOPT,
     NONE,
@@ -37,7 +38,6 @@ from tidelog.compaction.repair_tables import (
 )
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import Corrupt, LogError
 
 ALL = list(range(END))

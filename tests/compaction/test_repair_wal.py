@@ -29,11 +29,11 @@ from tests.support.maintenance import caring
 from tests.support.records import found_cluster
 from tests.support.views import flip
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.repair_wal import damage_of, delete_strays, drop_after, lost_records, strays
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import FindingKind
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings

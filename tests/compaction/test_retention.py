@@ -11,8 +11,8 @@ from tests.support.maintenance import caring, log_with, way_of
 from tests.support.records import TIME_MS
 from tidelog.compaction import plan
 from tidelog.compaction.compact import compact
-from tidelog.compaction.expiry import Expiry, expiries
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
+from tidelog.compaction.retention_preview import Expiry, expiries
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import object_keys

@@ -32,7 +32,7 @@ from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Part

@@ -50,7 +50,7 @@ from tidelog.storage.core.actions import (
     SetTopicDefaults,
     TakeHold,
 )
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.model import SegmentFile, TopicIdPartition
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.tables.delta import DeltaManifest

@@ -20,7 +20,9 @@ INLINE = {
     "service/kafka/context.py": "makes a code of Kafka's of a refused right",
     "service/kafka/fetch.py": _LONG,
     "service/kafka/produce.py": "one refresh is for all topics of a request",
-    "service/routes/consumers.py": "an instance belongs to no operation: its coordinator serves it",
+    "service/routes/consumer_handlers.py": (
+        "an instance belongs to no operation: its coordinator serves it"
+    ),
     "service/routes/fetch.py": _LONG,
     "service/routes/produce_v3.py": _LONG,
 }

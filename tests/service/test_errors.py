@@ -22,7 +22,7 @@ from tidelog.service.http.errors import (
     error_response,
 )
 from tidelog.service.http.route import HIDDEN, PLAIN, V2, V3, Route, RouteAccess
-from tidelog.service.operations import change
+from tidelog.service.operations import change_request
 from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import errors
@@ -243,7 +243,7 @@ class SilentStore(MemoryStore):
 
 
 async def test_change_that_does_not_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change, "DECISION_S_MAX", 0.05)
+    monkeypatch.setattr(change_request, "DECISION_S_MAX", 0.05)
     store = SilentStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="broker-1")
     async with http_client(routed(build_app(log))) as client:

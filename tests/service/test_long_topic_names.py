@@ -17,12 +17,12 @@ from tests.support.logs import MANUAL, append, closing, opened, read_values
 from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CreateTopic
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreRefused
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock

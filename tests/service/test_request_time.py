@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.conftest import JSON, Broker
 from tests.service.keyed import MALLORY, OPEN_TO_MALLORY, RECORDS, allow, key_of, refill_nothing
-from tidelog.service import unpacking
+from tidelog.service import unpack_threads
 from tidelog.service.routes.produce import DECODE_INLINE_BYTES
 from tidelog.service.security import request_time
 from tidelog.service.security.caller import ALL_RIGHTS
@@ -50,7 +50,7 @@ class Rights:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time stands still for token buckets: nothing is refilled."""
     clock = Clock()
-    for module in (request_time, unpacking):
+    for module in (request_time, unpack_threads):
         monkeypatch.setattr(module, "time", SimpleNamespace(thread_time=clock.thread_time))
     refill_nothing(monkeypatch)
     return clock

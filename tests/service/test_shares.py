@@ -12,8 +12,8 @@ import pytest
 from tests.service.conftest import JSON, V2, Broker, ends, placed
 from tests.service.keyed import MALLORY, SETTINGS, allow, key_of, refill_nothing
 from tidelog.storage.core.actions import SetQuotas
-from tidelog.storage.state import committed_offsets, group_members, outcome, tail_chunks
-from tidelog.storage.state import shares as rules
+from tidelog.storage.state import committed_offsets, group_members, outcome, tail_chunk_counts
+from tidelog.storage.state import principal_shares as rules
 
 BOUND = 50
 MEMBERS = 5
@@ -160,7 +160,7 @@ async def test_records_above_share_of_chunks_are_429_until_topic_is_sealed(
     broker: Broker, mallory: Client, monkeypatch: pytest.MonkeyPatch, acks: str
 ) -> None:
     share = 6
-    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", share * rules.PARTS)
+    monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", share * rules.PARTS)
     await broker.log.topics.create("mallory.wide", 4, {})
 
     async def produce(partitions: int, acks: str = "all") -> httpx.Response:
@@ -184,7 +184,7 @@ async def test_records_above_share_of_chunks_are_429_until_topic_is_sealed(
 async def test_retry_of_keyed_request_above_share_of_chunks_gets_its_answer(
     broker: Broker, mallory: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", rules.PARTS)
+    monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", rules.PARTS)
     assert [(await mallory.produce(key)).status_code for key in "121"] == [200, 429, 200]
     await broker.log.records.seal("mallory.t")
     assert (await mallory.produce("2")).status_code == 200

@@ -16,10 +16,10 @@ from tidelog.service.peers import client
 from tidelog.service.peers.client import ANNOUNCE, GROUP_REQUEST, HAND_OVER, METRICS, HttpPeers
 from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.service.peers.listener import PeerListener
-from tidelog.service.security import authenticator, signatures
+from tidelog.service.security import authenticator, peer_signatures
 from tidelog.service.security.authenticator import ADMIN_ID
 from tidelog.service.security.caller import ADMIN
-from tidelog.service.security.signatures import HEADER
+from tidelog.service.security.peer_signatures import HEADER
 from tidelog.service.server.router import Router
 from tidelog.service.server.service import Service
 from tidelog.service.settings.settings import Settings
@@ -200,7 +200,7 @@ async def test_brokers_of_version_0_1_are_peers_at_level_1(
     await allow(b.log, ALICE, "ALL", "GROUP", "g")
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(forwarded(ALICE, ""))[:-1])
     assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 401
-    for module in (authenticator, signatures):
+    for module in (authenticator, peer_signatures):
         monkeypatch.setattr(module, "SIGNED_LEVEL", levels.NEWEST + 1)
     assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 200
     assert (await unsigned(b, METRICS, b"")).text.startswith("# HELP")

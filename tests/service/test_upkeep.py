@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker
-from tidelog.service.telemetry import compactions
-from tidelog.service.telemetry.compactions import (
+from tidelog.service.telemetry import compaction_jobs
+from tidelog.service.telemetry.compaction_jobs import (
     JOBS_MAX,
     ROWS_MAX,
     CompactionBusy,
@@ -109,7 +109,7 @@ async def test_jobs_of_peers_are_listed_and_other_versions_are_left_out(broker: 
 
 
 async def test_store_in_memory_is_not_compacted(broker: Broker) -> None:
-    jobs = Compactions(broker.log, compactions.no_store)
+    jobs = Compactions(broker.log, compaction_jobs.no_store)
     job = await ended(jobs.start("t", is_dry_run=True, is_forced=False))
     assert "the store is in memory" in job.error
 

@@ -14,7 +14,7 @@ from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.http.exchange import JOINED_BYTES_MAX
 from tidelog.service.http.request import LEFT, BodyMemory, HttpRequest, HttpResponse
 from tidelog.service.memory_pool import MemoryPool
-from tidelog.service.unpacking import THREADS, UNPROVED_CALLER, UnpackThreads
+from tidelog.service.unpack_threads import THREADS, UNPROVED_CALLER, UnpackThreads
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 

@@ -10,8 +10,8 @@ from tests.support.clock import ManualClock
 from tests.support.loop_brokers import LoopStore, broker, ending, given, loop_clock, produce, way
 from tests.support.records import rows
 from tests.support.vloop import run
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import retain
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey

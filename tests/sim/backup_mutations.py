@@ -9,7 +9,7 @@ import tidelog.compaction.backups.backup
 import tidelog.compaction.collect
 from tidelog.compaction import repair_wal
 from tidelog.compaction.backups.restore import _Restore
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.holds import Hold
 from tidelog.storage.state.producers import Producers

@@ -29,11 +29,11 @@ from tidelog.compaction.backups.backup import backup
 from tidelog.compaction.backups.place import BackupManifest, backups_in, read_manifest
 from tidelog.compaction.backups.restore import restore
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import levels
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.tables.delta_json import commit_of

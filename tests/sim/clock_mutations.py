@@ -9,7 +9,7 @@ from tidelog.compaction import garbage
 from tidelog.storage.cluster import sequencer
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.state import elapsed
-from tidelog.storage.state.cluster_bounds import ClusterBounds
+from tidelog.storage.state.bounds_in_effect import ClusterBounds
 from tidelog.storage.wal import clocks
 
 Patch = tuple[Any, str, Any]

@@ -27,10 +27,10 @@ from tests.sim.world import Broker, World
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import live_objects
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.repair_wal import delete_strays, lost_records, strays
 from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import (
     Corrupt,

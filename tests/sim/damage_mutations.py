@@ -16,7 +16,7 @@ from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.wal.copy_fence import CopyFence
 from tidelog.storage.wal.wal_objects import WalObjects
-from tidelog.storage.write import hot_log_copies
+from tidelog.storage.write import hot_log_recovery
 from tidelog.storage.write.hot_log import HotLog
 
 Patches = list[tuple[Any, str, Any]]
@@ -108,7 +108,7 @@ def used_marks_are_committed() -> Patches:
     async def settled(wal: Any, files: Sequence[Any]) -> list[Any]:
         return list(files)
 
-    return [(hot_log_copies, "settled", settled)]
+    return [(hot_log_recovery, "settled", settled)]
 
 
 def ids_wait_in_memory() -> Patches:

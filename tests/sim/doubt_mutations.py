@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import tidelog.compaction.collect
-import tidelog.compaction.session
+import tidelog.compaction.maintenance_session
 import tidelog.storage.tables.delta
 import tidelog.storage.tables.open_tables
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import ClusterState
@@ -20,7 +20,7 @@ def doubt_is_obeyed() -> list[tuple[Any, str, Any]]:
 
     return [
         (tidelog.storage.tables.open_tables, "check", check),
-        (tidelog.compaction.session, "check", check),
+        (tidelog.compaction.maintenance_session, "check", check),
     ]
 
 

@@ -10,10 +10,10 @@ from tidelog.storage.log import Log
 from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.write.committed_tail import CommittedTail
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import ClosedSegment
 from tidelog.storage.write.quarantine import SetAsideRequests
+from tidelog.storage.write.tail_cache_fill import CommittedTail
 
 RARE = 0.1
 """Of functions that are called for each record."""

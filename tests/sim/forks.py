@@ -17,7 +17,7 @@ from tests.sim.machine import Process
 from tests.sim.stores import Bucket, Way
 from tests.sim.world import Broker, World
 from tidelog.compaction import repair_wal
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import StaleCommit

@@ -38,8 +38,8 @@ from tests.sim.foreign import simulate_foreign
 from tests.sim.plans import KINDS, Plan, plan_of
 from tests.sim.runs import Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.newest_per_key import Latest
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.cluster.messages import refer
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.codec.entry import Draft, Entry
@@ -53,8 +53,8 @@ from tidelog.storage.groups.rest_members import MemberSession, RestMembers
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.seal.sealer import Sealer
+from tidelog.storage.state.applied_drafts import AppliedDrafts
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.deduplication import AppliedDrafts
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.outcome import IdempotencyRecords
 from tidelog.storage.state.producers import Producers

@@ -14,7 +14,7 @@ from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.seal.sealer import SealerSettings

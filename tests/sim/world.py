@@ -35,7 +35,7 @@ from tests.sim.peers import Peers
 from tests.sim.stores import Bucket, Tables, Way, Weather
 from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.codec import entry as entries

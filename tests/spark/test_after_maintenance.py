@@ -18,9 +18,9 @@ from tests.support.broker_log import records_of as records_of_log
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.read.offline_log import open_snapshot
 from tidelog.storage.runtime.clock import SystemClock

@@ -13,9 +13,9 @@ from tests.support.broker_log import TIME_MS, Record, open_log, records_of
 from tidelog.compaction.compact import Compacted, compact
 from tidelog.compaction.engine import Engine, InProcess, KeyScan
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import Corrupt, Unavailable

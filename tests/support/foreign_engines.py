@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import deltalake
 
 from tests.support.broker_log import BrokerLog, Record
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore

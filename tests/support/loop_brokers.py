@@ -10,9 +10,9 @@ from tests.support.logs import append
 from tests.support.records import TIME_MS
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import Clock

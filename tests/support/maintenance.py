@@ -9,8 +9,8 @@ from tests.support.faults import FaultyStore
 from tests.support.logs import COLD, append, opened
 from tests.support.records import TIME_MS
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.store.memory import MemoryStore

@@ -22,7 +22,7 @@ from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import AnyAction, Chunk
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.group_types import ConsumerGroup
+from tidelog.storage.state.group_state import ConsumerGroup
 
 START_MS = 1_700_000_000_000
 STEPS_MS = (0, 1, 10, 1_000, 60_000, 599_000, 3_600_000, 86_400_000)

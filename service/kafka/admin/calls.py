@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
-from tidelog.service.operations.change import audited
+from tidelog.service.operations.change_request import audited
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
 from tidelog.service.slices import sliced
 from tidelog.storage.core.errors import LogError

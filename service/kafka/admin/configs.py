@@ -32,7 +32,7 @@ from tidelog.service.kafka.messages.configs import (
     IncrementalAlterConfigsResource,
     IncrementalAlterConfigsResponse,
 )
-from tidelog.service.operations.change import for_each
+from tidelog.service.operations.change_request import for_each
 from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs

@@ -35,7 +35,7 @@ from tidelog.service.kafka.messages.topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from tidelog.service.operations.change import for_each
+from tidelog.service.operations.change_request import for_each
 from tidelog.service.operations.topics import LogStartMove, NewTopic
 from tidelog.service.slices import sliced
 from tidelog.storage.core.errors import LogError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.service.conftest import arrow_of
 from tests.support.properties import examples
 from tidelog.service.formats import arrow as arrow_module
-from tidelog.service.formats import arrow_messages
+from tidelog.service.formats import arrow_memory
 from tidelog.service.formats.arrow import UnpackedTooLarge, decode_arrow, encode_arrow
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.storage.codec.chunk import (
@@ -331,7 +331,7 @@ def test_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode_arrow(body, NOW, bytes_max=MIB, messages_max=5).count == 4 * len(BATCH)
     with pytest.raises(UnpackedTooLarge):
         decode_arrow(body, NOW, bytes_max=MIB, messages_max=4)
-    monkeypatch.setattr(arrow_messages, "MESSAGES_MAX", 4)
+    monkeypatch.setattr(arrow_memory, "MESSAGES_MAX", 4)
     with pytest.raises(RecordTooLarge, match="more than 4 batches") as refused:
         decode_arrow(body, NOW, bytes_max=MIB, messages_max=4)
     assert not isinstance(refused.value, UnpackedTooLarge), "more memory would not help"
@@ -361,7 +361,7 @@ def test_metadata_is_taken_and_forgotten() -> None:
 
 
 def test_too_much_metadata_is_refused() -> None:
-    entries = {f"{number}": "" for number in range(arrow_messages.TEXTS_MAX + 1)}
+    entries = {f"{number}": "" for number in range(arrow_memory.TEXTS_MAX + 1)}
     with pytest.raises(InvalidBody, match="metadata"):
         decoded(arrow_of(batch_of(value=VALUE).replace_schema_metadata(entries)))
 

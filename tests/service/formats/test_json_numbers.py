@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
-from tidelog.service.formats import json_blocks, json_numbers
+from tidelog.service.formats import json_numbers, json_scan
 from tidelog.service.formats.json_numbers import (
     SMALL,
     NumberTooLarge,
@@ -121,9 +121,9 @@ def _token(draw: random.Random) -> bytes:
     return draw.choice(tokens)
 
 
-@pytest.mark.parametrize("block", [64, json_blocks.BLOCK])
+@pytest.mark.parametrize("block", [64, json_scan.BLOCK])
 def test_large_texts_are_judged_as_by_parser(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_blocks, "BLOCK", block)
+    monkeypatch.setattr(json_scan, "BLOCK", block)
     draw, too_large = random.Random(1), 0
     for _ in range(5000):
         text = b"[" + b",".join(_token(draw) for _ in range(draw.randrange(1, 5))) + b"]"

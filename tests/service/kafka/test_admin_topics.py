@@ -22,7 +22,7 @@ from tidelog.service.kafka.admin.configs import OF_BROKER, OF_TOPIC
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import topics
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
-from tidelog.service.operations.change import CHANGES_AT_ONCE
+from tidelog.service.operations.change_request import CHANGES_AT_ONCE
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange

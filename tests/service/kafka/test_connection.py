@@ -64,7 +64,7 @@ from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceRespon
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
-from tidelog.service.unpacking import THREADS, UnpackThreads
+from tidelog.service.unpack_threads import THREADS, UnpackThreads
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
 METADATA = MetadataRequest(topics=None)

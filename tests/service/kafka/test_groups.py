@@ -17,13 +17,13 @@ from tidelog.service.kafka.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
-from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.codec.consumer_protocol import assigned
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.errors import GroupNotEmpty
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.state.shares import CLIENT_BYTES
+from tidelog.storage.state.principal_shares import CLIENT_BYTES
 from tidelog.storage.store.memory import MemoryStore
 
 SUBSCRIPTION = consumer_protocol.encode(ConsumerProtocolSubscription(topics=["t"]), 1)

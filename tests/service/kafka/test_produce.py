@@ -34,8 +34,8 @@ from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.codec.record_batch import ANY, Batch, Effort, Rules
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, Unavailable
-from tidelog.storage.state import shares as rules
-from tidelog.storage.state import tail_chunks
+from tidelog.storage.state import principal_shares as rules
+from tidelog.storage.state import tail_chunk_counts
 from tidelog.storage.store.memory import MemoryStore
 
 
@@ -392,7 +392,7 @@ async def test_no_request_passes_one_that_waits_for_room() -> None:
 
 
 async def test_batches_above_share_of_chunks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 2 * rules.PARTS)
+    monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", 2 * rules.PARTS)
     async with broker() as kafka:
         for topic in ("t", "u"):
             await kafka.log.topics.create(topic, 3, {})

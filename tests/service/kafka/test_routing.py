@@ -19,7 +19,7 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataResponse,
     TopicRequest,
 )
-from tidelog.service.kafka.routing import KafkaNode, Routing, nodes_of, zone_of
+from tidelog.service.kafka.metadata import KafkaNode, Routing, nodes_of, zone_of
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 

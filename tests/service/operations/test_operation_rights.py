@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.logs import MANUAL, append, closing, opened
 from tidelog.service.operations import rights as declared_rights
-from tidelog.service.operations.change import Change
+from tidelog.service.operations.change_request import Change
 from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.operations.groups import NewOffset
 from tidelog.service.operations.operations import Operations
@@ -58,7 +58,7 @@ from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.access import MUTATION_RATE
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
+from tidelog.storage.state.group_state import NO_GENERATION, GroupMember
 from tidelog.storage.store.memory import MemoryStore
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from tests.support.logs import append
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.groups.group_requests import RELEASE_S
+from tidelog.storage.groups.group_release import RELEASE_S
 from tidelog.storage.groups.rest_members import HANDOVER_S
 
 SLOW_BEATS = SETTINGS._replace(

@@ -21,8 +21,8 @@ from tidelog.storage.codec.entry import Commit, DecodedEntry, Draft, DraftId, En
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, Chunk, CreateTopic, ProducerAppend
 from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.state.applied_drafts import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.deduplication import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedChunks
 

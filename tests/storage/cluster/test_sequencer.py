@@ -20,9 +20,9 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.cluster.sequencer import SKIPPED
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
-from tidelog.storage.state.deduplication import ORIGIN_WINDOW_MS
+from tidelog.storage.state.applied_drafts import ORIGIN_WINDOW_MS
 
 CLUSTER_ID = "c0ffee"
 

@@ -33,7 +33,7 @@ from tidelog.storage.groups.kafka_groups import PROTOCOL_BYTES_MAX, KafkaGroups
 from tidelog.storage.groups.kafka_requests import GroupCode, GroupPhase, Identity, SyncRequest
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.rest_groups import RestGroups
-from tidelog.storage.state.shares import CLIENT_BYTES, MEMBERS
+from tidelog.storage.state.principal_shares import CLIENT_BYTES, MEMBERS
 from tidelog.storage.store.memory import MemoryStore
 
 PARTITIONS = 8

@@ -7,7 +7,7 @@ import pytest
 from tests.support.instances import CONFIG, group_of, joined, read, virtual
 from tidelog.storage.core.actions import ExpireMember, LeaveGroup, Subscribe
 from tidelog.storage.groups.rebalance_counts import Rebalances, reason_of
-from tidelog.storage.state.group_types import Inputs
+from tidelog.storage.state.group_state import Inputs
 
 ONE = Inputs({"m:x": ["t"]}, {"t": 2})
 TWO = Inputs({"m:x": ["t"], "m:y": ["t"]}, {"t": 2})

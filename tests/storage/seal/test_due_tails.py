@@ -11,7 +11,7 @@ from tidelog.storage.core.actions import LoseRecords
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.seal import sealer
 from tidelog.storage.seal.sealer import TAKEOVER_FACTOR, DueTails
-from tidelog.storage.state import tail_chunks
+from tidelog.storage.state import tail_chunk_counts
 from tidelog.storage.store.memory import MemoryStore
 
 SEGMENT_MS = 100_000
@@ -105,7 +105,7 @@ async def test_topic_is_due_if_all_topics_have_many_chunks(monkeypatch: pytest.M
 
     A topic with few of the chunks is not due.
     """
-    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 16)
+    monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", 16)
     async with closing(await opened(MemoryStore())) as log:
         await log.topics.create("t", 3, {"segment.ms": str(SEGMENT_MS)})
         await log.topics.create("u", 9, {"segment.ms": str(SEGMENT_MS)})
@@ -115,11 +115,11 @@ async def test_topic_is_due_if_all_topics_have_many_chunks(monkeypatch: pytest.M
             await log.records.append(log.state.topic("u"), [(number, rows)], size=1, is_json=False)
         assert due(log, TIME_MS) == []
         for limit, is_own in ((15, True), (10, False)):
-            monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", limit)
+            monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", limit)
             assert due(log, TIME_MS, is_own=is_own) == [0, 1]
-        monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 15)
+        monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", 15)
         assert due(log, TIME_MS, is_own=False) == []
         await log.records.seal("t")
         await fill_with(log, 1)
-        monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 8)
+        monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", 8)
         assert due(log, TIME_MS) == []

@@ -35,7 +35,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.committed_offsets import CHECK_INTERVAL_MS, RETENTION_MS
-from tidelog.storage.state.group_types import GROUP_BYTES_MAX, ClientMember
+from tidelog.storage.state.group_state import GROUP_BYTES_MAX, ClientMember
 
 ASSIGNMENT = b"\0\0\0\0\0\1\0\5alpha\0\0\0\2\0\0\0\3\0\0\0\0\xff\xff\xff\xff"
 """Partitions 3 and 0 of alpha, as Kafka's consumers write it."""

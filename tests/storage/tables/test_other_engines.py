@@ -25,9 +25,9 @@ from tests.support.foreign_engines import (
 )
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.tables.delta_log import VERSIONS_MAX, sync_log
 

@@ -21,8 +21,8 @@ from tests.support.loop_brokers import (
 )
 from tests.support.records import TIME_MS
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records
-from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 
 SHORT = Grace(wal_ms=4000)

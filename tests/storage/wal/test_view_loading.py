@@ -24,7 +24,7 @@ from tests.support.views import (
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore

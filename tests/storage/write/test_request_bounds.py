@@ -24,8 +24,8 @@ from tidelog.storage.core.errors import (
     RecordTooLarge,
 )
 from tidelog.storage.core.topic_configs import CONFIGS, effective
-from tidelog.storage.state import shares as rules
-from tidelog.storage.state import tail_chunks
+from tidelog.storage.state import principal_shares as rules
+from tidelog.storage.state import tail_chunk_counts
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.hot_segment import ClosedSegment
@@ -202,7 +202,7 @@ BOUND_ROWS = Rows([TIME_MS], [None], [b"v"])
 
 @pytest.fixture
 def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", SHARE * rules.PARTS)
+    monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", SHARE * rules.PARTS)
 
 
 async def append_one(log: Broker, topic: str, number: int) -> None:

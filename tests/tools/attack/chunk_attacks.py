@@ -19,8 +19,8 @@ from tidelog.service.kafka.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from tidelog.storage.state.shares import PARTS
-from tidelog.storage.state.tail_chunks import CHUNKS_MAX
+from tidelog.storage.state.principal_shares import PARTS
+from tidelog.storage.state.tail_chunk_counts import CHUNKS_MAX
 
 PARTITIONS = 10_000
 REQUEST_PARTITIONS = 1_000

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.service.conftest import arrow, arrow_of
-from tidelog.service.formats import arrow_messages
+from tidelog.service.formats import arrow_memory
 
 MIB = 1 << 20
 _DICTIONARY = 2
@@ -138,7 +138,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
 
 def messages_of(body: bytes | bytearray) -> list[Any]:
     """Return the metadata of each message."""
-    return [top for top, _, _ in arrow_messages._messages(bytes(body))]
+    return [top for top, _, _ in arrow_memory._messages(bytes(body))]
 
 
 def position_of(body: bytes | bytearray, top: Any) -> int:

@@ -18,7 +18,7 @@ from tests.service.conftest import arrow, arrow_of
 from tests.tools.fuzz.arrow_bodies import shared_metadata
 from tidelog.service.formats import arrow as wire_arrow
 from tidelog.service.formats import json_in, transactions, v3_records
-from tidelog.service.formats.schemas import schema_error
+from tidelog.service.formats.schema_refusals import schema_error
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import InvalidRequest
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tools.fuzz import judge, kafka_frames_target, run
 from tests.tools.fuzz.target import Target
-from tidelog.service.kafka.routing import Routing
+from tidelog.service.kafka.metadata import Routing
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.tools.fuzz.bombs import BODY_BYTES, BOMBS, MIB
-from tidelog.service.formats.json_blocks import FEW_OBJECTS
+from tidelog.service.formats.json_scan import FEW_OBJECTS
 
 OBJECT_BYTES_MAX = 200
 BATCHES = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))

@@ -115,8 +115,8 @@ def _compact(folder: Path, records: int, keys: int) -> list[Row]:
 
 
 def _retain(folder: Path, count: int) -> list[Row]:
+    from tidelog.compaction.maintenance_session import MaintenanceSession
     from tidelog.compaction.retention import retain
-    from tidelog.compaction.session import MaintenanceSession
     from tidelog.storage.runtime.clock import SystemClock
     from tidelog.storage.store.folder import FolderStore
 

@@ -74,7 +74,7 @@ def _files(log: Path) -> list[str]:
 
 def _ours(spark: "SparkSession", log: Path) -> int:
     from tidelog.compaction.compact import compact
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
     from tidelog.compaction.spark_engine import SparkEngine
     from tidelog.storage.runtime.clock import SystemClock
     from tidelog.storage.store.folder import FolderStore

@@ -49,7 +49,7 @@ def _peak_bytes() -> int:
 def ours(folder: Path, _: list[str], __: Path) -> int:
     """Merging or compaction, whichever the topic wants."""
     from tidelog.compaction.compact import compact
-    from tidelog.compaction.session import MaintenanceSession
+    from tidelog.compaction.maintenance_session import MaintenanceSession
     from tidelog.storage.runtime.clock import SystemClock
     from tidelog.storage.runtime.malloc import keep_freed_columns
     from tidelog.storage.store.folder import FolderStore

@@ -15,10 +15,10 @@ from tidelog.storage.core.actions import (
     Sealed,
     SetQuotas,
 )
-from tidelog.storage.state import shares as rules
-from tidelog.storage.state import tail_chunks
+from tidelog.storage.state import principal_shares as rules
+from tidelog.storage.state import tail_chunk_counts
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.shares import TAIL_CHUNKS
+from tidelog.storage.state.principal_shares import TAIL_CHUNKS
 
 ALPHA, BETA, OWN = IDS
 BOUND = 40
@@ -27,7 +27,7 @@ SHARE = BOUND // rules.PARTS
 
 @pytest.fixture(autouse=True)
 def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", BOUND)
+    monkeypatch.setattr(tail_chunk_counts, "CHUNKS_MAX", BOUND)
 
 
 def with_own(principal: str = MALLORY) -> ClusterState:

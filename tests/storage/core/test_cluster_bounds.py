@@ -8,7 +8,7 @@ from tests.support.maintenance import caring
 from tests.support.views import CLUSTER_ID, opened, wal_on
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.bounds import LEAST, Bounds, check
+from tidelog.storage.core.cluster_bounds import LEAST, Bounds, check
 from tidelog.storage.core.errors import ObjectNotFound, StoreUnfit
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import WalObjects, WalSettings

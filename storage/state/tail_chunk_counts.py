@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from tidelog.storage.core.errors import BoundReached
-from tidelog.storage.state import shares as rules
-from tidelog.storage.state.shares import TAIL_CHUNKS, Need, Shares
+from tidelog.storage.state import principal_shares as rules
+from tidelog.storage.state.principal_shares import TAIL_CHUNKS, Need, Shares
 from tidelog.storage.state.topic_checks import Topic, TopicOwners
 
 CHUNKS_MAX = 2_000_000

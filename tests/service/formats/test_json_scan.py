@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from tidelog.service.formats import json_blocks, json_in, json_numbers
-from tidelog.service.formats.json_blocks import FEW_BYTES, FEW_OBJECTS, block_of, excess_objects
+from tidelog.service.formats import json_in, json_numbers, json_scan
 from tidelog.service.formats.json_in import check_utf8
 from tidelog.service.formats.json_numbers import check_numbers
+from tidelog.service.formats.json_scan import FEW_BYTES, FEW_OBJECTS, block_of, excess_objects
 
 MIB = 1 << 20
 STRINGS = ('"', "\\", '\\"', '"\\', "{}[],", "a", "1e999", "", "\\\\\\", "é")
@@ -37,11 +37,11 @@ def objects_at(value: Any, depth: int) -> int:
     return sum(objects_at(item, depth - 1) for item in items)
 
 
-@pytest.mark.parametrize("block", [3, 7, 64, json_blocks.BLOCK])
+@pytest.mark.parametrize("block", [3, 7, 64, json_scan.BLOCK])
 def test_objects_are_counted_as_by_parser(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_blocks, "BLOCK", block)
-    monkeypatch.setattr(json_blocks, "FEW_OBJECTS", 0)
-    monkeypatch.setattr(json_blocks, "FEW_BYTES", 0)
+    monkeypatch.setattr(json_scan, "BLOCK", block)
+    monkeypatch.setattr(json_scan, "FEW_OBJECTS", 0)
+    monkeypatch.setattr(json_scan, "FEW_BYTES", 0)
     draw = random.Random(block)
     for _ in range(300):
         value = nested(draw, 5)
@@ -60,7 +60,7 @@ def test_few_objects_are_not_counted() -> None:
 
 @pytest.mark.parametrize("block", [2, 3, 5, 64])
 def test_block_has_bytes_outside_of_strings(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_blocks, "BLOCK", block)
+    monkeypatch.setattr(json_scan, "BLOCK", block)
     draw = random.Random(block)
     for _ in range(300):
         strings = ["".join(draw.choices(STRINGS, k=draw.randrange(8))) for _ in range(3)]
@@ -117,12 +117,12 @@ def test_no_text_needs_step_of_more_than_block(name: str, monkeypatch: pytest.Mo
     finally:
         tracemalloc.stop()
     assert max(sizes) <= json_numbers.BLOCK + json_numbers.OVERLAP
-    assert max(parsed, default=0) <= json_blocks.BLOCK
+    assert max(parsed, default=0) <= json_scan.BLOCK
     assert peak < 12 * MIB
 
 
 def test_long_number_is_judged_across_blocks() -> None:
-    zeros = b"0" * (2 * json_blocks.BLOCK)
+    zeros = b"0" * (2 * json_scan.BLOCK)
     for number, is_large in (
         (b"0." + zeros + b"1e%d" % (len(zeros) + 308), False),
         (b"0." + zeros + b"1e%d" % (len(zeros) + 310), True),

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tidelog.compaction.session import MaintenanceSession, check_exists
+from tidelog.compaction.maintenance_session import MaintenanceSession, check_exists
 from tidelog.service.settings.store import StoreSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.open import open_store

@@ -20,7 +20,7 @@ from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_log_copies import CLAIM
+from tidelog.storage.write.hot_log_recovery import CLAIM
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
 LOG_ID = "f" * 32

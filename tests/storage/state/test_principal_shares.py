@@ -42,7 +42,7 @@ from tidelog.storage.core.actions import (
 from tidelog.storage.core.errors import BoundReached, InvalidRequest, LogError, Throttled
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state import access, committed_offsets, group_members, outcome, producers
-from tidelog.storage.state import shares as rules
+from tidelog.storage.state import principal_shares as rules
 from tidelog.storage.state.cluster_state import ClusterState
 
 ALICE, MALLORY = "User:alice", "User:mallory"

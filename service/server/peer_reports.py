@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS
 from tidelog.service.routes.health import VERSION
 from tidelog.service.server.router import ACK_LABELS
-from tidelog.service.telemetry.compactions import Compact, Compactions, no_store
+from tidelog.service.telemetry.compaction_jobs import Compact, Compactions, no_store
 from tidelog.service.telemetry.kafka_clients import ConnectedClient, ConnectedClients
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry, Worker

@@ -1,7 +1,7 @@
 """Signatures between brokers: what is not a broker's, or not for this one, is refused."""
 
 from tests.support.clock import ManualClock
-from tidelog.service.security.signatures import (
+from tidelog.service.security.peer_signatures import (
     NUMBERS_KEPT,
     SENDERS_MAX,
     SIGNED_LEVEL,

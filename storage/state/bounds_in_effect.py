@@ -17,9 +17,9 @@ Pure: a part of the cluster state, the same on every broker (I4).
 
 import msgspec
 
-from tidelog.storage.core import bounds as rules
+from tidelog.storage.core import cluster_bounds as rules
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 

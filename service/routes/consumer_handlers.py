@@ -18,7 +18,7 @@ import msgspec
 
 from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.pages import OnError, headers_of
-from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
+from tidelog.service.formats.read_parameters import FETCH_FORMATS, MEDIA_TYPES, on_error_of
 from tidelog.service.http.body_limit import limited_body
 from tidelog.service.http.media_types import (
     ARROW,
