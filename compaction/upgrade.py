@@ -1,9 +1,6 @@
-"""Changes of a cluster as a whole: the level of its format, and its bounds.
+"""Changes of the level of a cluster's format.
 
-This module also finds the live brokers that do not know a level.
-
-The level is raised only if every live broker knows the new level. storage.state.bounds_in_effect
-says when a change of the bounds comes into effect.
+The level is raised only if every live broker knows the new level.
 
 **On a crash**: the command may have made its change or not; run it again. If a broker of an older
 version starts after the check, it stops at the entry that raised the level, and says why.
@@ -18,24 +15,12 @@ from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.cluster.liveness import LivenessTracker, Member
 from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.cluster_bounds import Bounds
-from tidelog.storage.core.errors import InvalidRequest, ObjectNotFound, Unavailable
+from tidelog.storage.core.errors import ObjectNotFound, Unavailable
 from tidelog.storage.core.log_settings import MembershipSettings
-from tidelog.storage.state.bounds_in_effect import ClusterBounds
 from tidelog.storage.wal.view import WalView
 
 LOOK_S = 1.0
 """Pause between two listings of the brokers."""
-
-
-class BoundState(NamedTuple):
-    """One bound, in milliseconds. `waits_ms`: the elapsed time until `set_to` is in effect."""
-
-    name: str
-    in_effect: int
-    set_to: int
-    waits_ms: int
 
 
 class LevelChange(NamedTuple):
@@ -114,47 +99,3 @@ async def _old(cluster: MaintenanceSession, key: str, level: int) -> str | None:
 
 
 # -- bounds
-
-
-async def bounds_of(cluster: MaintenanceSession) -> list[BoundState]:
-    """Return the bounds as of now."""
-    await cluster.refresh()
-    return _shown(cluster.state.bounds, cluster.state.elapsed_ms)
-
-
-async def change_bounds(
-    cluster: MaintenanceSession, change: SetBounds, *, is_dry: bool
-) -> list[BoundState]:
-    """Change the bounds, and return the new ones.
-
-    Raises InvalidRequest if the cluster cannot have these bounds, or if its level is 1.
-    """
-    await cluster.refresh()
-    state = cluster.state
-    if state.level == levels.FIRST:
-        raise InvalidRequest(
-            "bounds can be changed from level 2 of the format on: run `tidelog upgrade` first"
-        )
-    refusal = state.bounds.check(change)
-    if refusal is not None:
-        raise refusal
-    if not is_dry:
-        await cluster.commit([change])
-        return await bounds_of(cluster)
-    planned = ClusterBounds(state.bounds.now)
-    planned.load(state.bounds.kept())
-    planned.set(change, state.elapsed_ms)
-    return _shown(planned, state.elapsed_ms)
-
-
-def _shown(bounds: ClusterBounds, elapsed_ms: int) -> list[BoundState]:
-    due = bounds.due_ms
-    return [
-        BoundState(
-            name,
-            getattr(bounds.now, name),
-            getattr(bounds.set_to, name),
-            max(due.get(name, elapsed_ms) - elapsed_ms, 0),
-        )
-        for name in Bounds.__struct_fields__
-    ]

@@ -1,31 +1,23 @@
-"""`tidelog backup` and `tidelog restore`: copies of a cluster.
+"""`tidelog backup`: copies of a cluster."""
 
-**On a crash** of `restore`: empty the new store, and run the command again.
-"""
-
-import asyncio
 import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from tidelog.service.cli.errors import BadUsage, command_errors
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.options import JsonOption
-from tidelog.service.cli.output import Progress, plural, show_line, warn, with_progress
-from tidelog.service.cli.positions import moment, now, size_bytes
+from tidelog.service.cli.output import Progress, plural, show_line, warn
+from tidelog.service.cli.positions import size_bytes
 from tidelog.service.cli.store_commands import (
     ChangeOptions,
     Done,
-    EndpointOption,
-    RegionOption,
     StoreOptions,
 )
-from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.open import open_store
 
 if TYPE_CHECKING:
     from tidelog.compaction.backups.backup import BackedUp
-    from tidelog.compaction.backups.restore import Restored
     from tidelog.compaction.maintenance_session import MaintenanceSession
 
 MEMORY = "memory:"
@@ -66,7 +58,7 @@ def backup(
 
     Example: tidelog backup s3://backups/events --store s3://bucket/prefix --keep 30
     """
-    _refuse_memory(to)
+    refuse_memory(to)
 
     async def work(cluster: "MaintenanceSession", progress: Progress) -> "BackedUp":
         from tidelog.compaction.backups.backup import backup as run
@@ -85,7 +77,7 @@ def backup(
             await place.close()
 
     done = store.run("copying", work)
-    _warn_of(done.doubts)
+    warn_of_doubts(done.doubts)
     if done.prune_problem:
         warn(f"the backup is complete, but old backups are left: {done.prune_problem}")
     ChangeOptions(True, as_json).finish(_backed_up(done, is_pruned=keep is not None))
@@ -109,7 +101,7 @@ def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
     }
     count = plural(len(manifest.objects), "object")
     line = (
-        f"backup of entry {manifest.seq} ({_time(manifest.to_ms)}): {count}, {size:,} bytes; "
+        f"backup of entry {manifest.seq} ({time_text(manifest.to_ms)}): {count}, {size:,} bytes; "
         f"copied {plural(done.copied_objects, 'object')}, {done.copied_bytes:,} bytes"
     )
     if is_pruned:
@@ -118,82 +110,16 @@ def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
     return Done(fields, lambda: show_line(line), bool(done.doubts or done.prune_problem))
 
 
-def restore(
-    place: Annotated[
-        str, Argument(metavar="FROM", help="folder or URL of the backups, as for `backup`")
-    ],
-    *,
-    store: Annotated[str, Option("--store", metavar="URL", help="empty store of the new cluster")],
-    until: Annotated[
-        str | None,
-        Option(
-            "--at",
-            metavar="TIME",
-            help="restore the commits up to this time: an ISO time, or -2h for two hours before "
-            "now (default: the newest backup)",
-        ),
-    ] = None,
-    cluster_id: Annotated[
-        str | None,
-        Option(
-            "--cluster-id",
-            metavar="ID",
-            help="id of the new cluster (default: a new id). Give the old cluster's id only if the "
-            "old cluster is gone. Brokers then commit the acks=1 records that it left on disks",
-        ),
-    ] = None,
-    s3_endpoint: EndpointOption = None,
-    s3_region: RegionOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a new cluster in an empty store from a backup.
-
-    Every object is verified. The exit status is 1 if a table was in doubt in the backup.
-
-    Example: tidelog restore s3://backups/events --store s3://bucket/new
-    """
-    _refuse_memory(place, store)
-    at_ms = None if until is None else int(moment(until, now()).timestamp() * 1000)
-    s3 = StoreOptions(store, s3_endpoint, s3_region).settings(warn).s3
-
-    async def work(progress: Progress) -> "Restored":
-        from tidelog.compaction.backups.restore import restore as run
-        from tidelog.storage.store.read_only import open_to_read
-
-        copies = await open_to_read(place, s3)
-        target = await open_store(store, s3=s3)
-        try:
-            return await run(
-                copies, target, SystemClock(), at_ms=at_ms, cluster_id=cluster_id, on_bytes=progress
-            )
-        finally:
-            await target.close()
-            await copies.close()
-
-    with command_errors():
-        restored = asyncio.run(with_progress("restoring", work))
-    _warn_of(restored.doubts)
-    line = (
-        f"cluster {restored.cluster_id} up to entry {restored.seq} ({_time(restored.time_ms)}): "
-        f"{plural(restored.objects, 'object')}, {restored.size:,} bytes"
-    )
-    fields = {
-        "bytes" if name == "size" else name: value for name, value in restored._asdict().items()
-    }
-    done = Done(fields, lambda: show_line(line), bool(restored.doubts))
-    ChangeOptions(True, as_json).finish(done)
-
-
-def _refuse_memory(*urls: str) -> None:
+def refuse_memory(*urls: str) -> None:
     for url in urls:
         if url.startswith(MEMORY):
             raise BadUsage(f"{url} exists inside one process only: take a folder or s3://")
 
 
-def _warn_of(doubts: list[str]) -> None:
+def warn_of_doubts(doubts: list[str]) -> None:
     for doubt in doubts:
         warn(f"copied as it is: {doubt}; see tidelog repair")
 
 
-def _time(ms: int) -> str:
+def time_text(ms: int) -> str:
     return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""`tidelog compact` and `tidelog compactions`: compaction here, on Spark, or by a broker.
+"""`tidelog compact`: compaction here, on Spark, or by a broker.
 
 Spark is imported and started only if it does the compaction. With `--engine auto`, the compaction
 runs in this process if Spark is not installed or does not start. If a broker does the work, the
@@ -205,27 +205,12 @@ def _compact_at_broker(
         if any(job["has_more_results"] for job in jobs):
             show_line("there are more: a broker keeps the first 1,000 of each job")
 
-    change.finish(Done({"compacted": results, "jobs": [_short(job) for job in jobs]}, show))
+    change.finish(Done({"compacted": results, "jobs": [job_fields(job) for job in jobs]}, show))
     failed = [job for job in jobs if job["state"] != DONE]
     for job in failed:
         warn(f"{job['topic']}: {job['state']} at broker {job['broker']}: {job['error']}")
     if failed:
         raise typer.Exit(EXIT_FAILED)
-
-
-def compactions(command: ClientCommand) -> None:
-    """List the last compactions that clients have started at the brokers.
-
-    A broker keeps its last 20 until it stops.
-    """
-    jobs = [_short(job) for job in command.request("GET", JOBS)["data"]]
-    columns = ("topic", "state", "broker", "dry run", "rows read", "seconds", "results", "error")
-    rows = []
-    for job in jobs:
-        texts = {"dry run": "yes" if job["is_dry_run"] else "no", "seconds": _seconds(job)}
-        shown = {**job, **texts, "rows read": job["rows_read"]}
-        rows.append([shown[name] for name in columns])
-    command.show_rows(jobs, columns, rows)
 
 
 async def _ended(connection: Connection, job: dict[str, Any]) -> dict[str, Any]:
@@ -249,13 +234,7 @@ async def _ended(connection: Connection, job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def _seconds(job: dict[str, Any]) -> str:
-    """Return how long an ended job took."""
-    ended_ms = job["ended_ms"]
-    return "" if ended_ms is None else f"{(ended_ms - job['started_ms']) / 1000:.1f}"
-
-
-def _short(job: dict[str, Any]) -> dict[str, Any]:
+def job_fields(job: dict[str, Any]) -> dict[str, Any]:
     """Return a job with the number of its results."""
     return {**job, "results": len(job["results"])}
 

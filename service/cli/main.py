@@ -79,14 +79,6 @@ SUMMARIES = {
     "quotas": "Set, list, remove quotas of principals.",
 }
 """The first sentence of each command's help, in the order of `tidelog --help`."""
-OTHER_MODULES = {
-    "seal": "topics",
-    "delete-records": "retain",
-    "compactions": "compact",
-    "restore": "backup",
-    "bounds": "upgrade",
-}
-"""The module of each command that has no module of its own name."""
 
 
 class _UnloadedCommand(TyperCommand):
@@ -98,8 +90,8 @@ class _UnloadedCommand(TyperCommand):
 
 def loaded_command(name: str) -> Any:
     """Import the module of a command. Return the command or the group of commands."""
-    module = importlib.import_module(f"tidelog.service.cli.{OTHER_MODULES.get(name, name)}")
-    commands = getattr(module, name.replace("-", "_"))
+    name_in_code = name.replace("-", "_")
+    commands = getattr(importlib.import_module(f"tidelog.service.cli.{name_in_code}"), name_in_code)
     if not isinstance(commands, Commands):
         function, commands = commands, Commands()
         commands.command(name)(function)

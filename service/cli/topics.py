@@ -1,4 +1,4 @@
-"""`tidelog topics ...` and `tidelog seal`: clients of the v3 routes."""
+"""`tidelog topics ...`: clients of the v3 routes."""
 
 import base64
 import math
@@ -19,7 +19,6 @@ from tidelog.service.cli.output import (
     show_line,
     show_table,
     warn,
-    with_progress,
 )
 from tidelog.service.cli.positions import config_in_words, configs_with_units
 from tidelog.service.client.admin import config_changes
@@ -353,23 +352,6 @@ def skew_of(sample: Sample, partitions: int, *, top: int, salts: int) -> Skew | 
             for key, count in keys
         ],
     )
-
-
-def seal(name: TopicArgument, command: ClientCommand) -> None:
-    """Move the tails of a topic into its table now.
-
-    Spark, DuckDB and other readers of Delta tables see only sealed records.
-    """
-
-    async def work(connection: Connection) -> int:
-        path = f"/admin/topics/{quoted(name)}/seal"
-        sealing = with_progress(f"sealing {name}", lambda _: connection.post(path, wait_s=math.inf))
-        sealed: int = (await sealing).json()["sealed_records"]
-        return sealed
-
-    sealed = command.run(work)
-    text = f"sealed {plural(sealed, 'record')} of {name}"
-    command.show({"name": name, "sealed_records": sealed}, text)
 
 
 def source_of(config: dict[str, Any]) -> str:

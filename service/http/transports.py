@@ -17,7 +17,7 @@ Here an answer is encrypted in steps, and each step waits until the socket has r
 
 A broker does not see whether the program behind a TCP that acknowledged the answer has read it: a
 proxy may drop it, and a computer may stop. For these cases, a read can name the last answer that
-its client has (READ_ID of service.routes.consumer_handlers).
+its client has (READ_ID of service.routes.consumer_instances).
 """
 
 import asyncio

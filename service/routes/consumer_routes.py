@@ -1,6 +1,6 @@
 """The routes of consumer instances, one declaration each.
 
-The handlers are in service.routes.consumer_handlers.
+The handlers are in service.routes.consumer_instances.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -28,7 +28,7 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
-from tidelog.service.routes.consumer_handlers import ConsumerHandlers
+from tidelog.service.routes.consumer_instances import ConsumerHandlers
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.acls import GROUP, READ
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX

@@ -39,7 +39,7 @@ from tidelog.service.routes import (
     acls_v3,
     cluster_v3,
     configs_v3,
-    consumer_handlers,
+    consumer_instances,
     consumer_routes,
     fetch,
     groups_v3,
@@ -247,7 +247,7 @@ class Router:
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers, threads)
         follower = topic_follower.TopicFollower(broker, fetcher)
         producer = produce.Produce(broker, settings, counters, threads)
-        self.consumers = consumer_handlers.ConsumerHandlers(
+        self.consumers = consumer_instances.ConsumerHandlers(
             broker, settings, instances, fetcher, forwarder
         )
         self.forwarded = Forwarded(self._serve_for_peer)

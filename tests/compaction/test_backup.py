@@ -16,13 +16,13 @@ from tests.support.records import TIME_MS
 from tidelog.compaction.backups.backup import HOLD_MS, BackedUp, _Copy, backup
 from tidelog.compaction.backups.place import BACKUPS, OBJECTS, PRUNED
 from tidelog.compaction.backups.restore import Restored, restore
+from tidelog.compaction.bounds import change_bounds
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.upgrade import change_bounds
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, SetBounds, TakeHold

@@ -5,9 +5,10 @@ import pytest
 from tests.support.logs import MANUAL, closing, opened
 from tests.support.maintenance import caring
 from tests.support.records import found_cluster
+from tidelog.compaction.bounds import BoundState, bounds_of, change_bounds
 from tidelog.compaction.collect import plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.upgrade import BoundState, bounds_of, change_bounds, raise_level
+from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.cluster_bounds import Bounds

@@ -15,7 +15,7 @@ from tidelog.service.formats import consumers, fetched
 from tidelog.service.http import content_coding
 from tidelog.service.http import request as http_request
 from tidelog.service.memory_pool import MemoryPool, Share
-from tidelog.service.routes import consumer_handlers as routes
+from tidelog.service.routes import consumer_instances as routes
 from tidelog.service.routes import fetch
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.service.unpack_threads import UNPROVED
