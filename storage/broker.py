@@ -256,12 +256,12 @@ class Broker:
             log.warning("the cluster has bounds for tests: %s", bounds.now)
         elif bounds.now != self._settings.wal.bounds:
             log.info("the cluster's bounds are in effect, not this broker's: %s", bounds.now)
-        left: list[hot_log_file.Recovered] = []
+        recovered: list[hot_log_file.Recovered] = []
         if hot_dir is not None:
             cluster_id = self.identity.cluster_id
-            left = await asyncio.to_thread(hot_log_file.recover, hot_dir, cluster_id)
+            recovered = await asyncio.to_thread(hot_log_file.recover, hot_dir, cluster_id)
         self._log.writer.start()
-        await self._recommit(left)
+        await self._recommit(recovered)
         self._tasks.append(asyncio.create_task(self._log.poll(), name="tidelog-poll"))
         self._log.wal.begin_checkpoint()
         if self._settings.is_sealing:
@@ -319,8 +319,8 @@ class Broker:
         tasks = [fenced, self._log.writer.task, *self._tasks]
         running = [task for task in tasks if task is not None]
         try:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished_tasks, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished_tasks:
                 task.result()
         finally:
             fenced.cancel()
@@ -396,8 +396,8 @@ class Broker:
         hot_log = self._log.writer.hot_log
         if hot_log is None or hot_log.log_id not in self.state.hot_logs:
             return
-        left = await asyncio.to_thread(list, hot_log.directory.glob(f"{hot_log.log_id}-*.hot"))
-        if not left:
+        files = await asyncio.to_thread(list, hot_log.directory.glob(f"{hot_log.log_id}-*.hot"))
+        if not files:
             commit = Commit(self.clock.new_id(), [RetireHotLog(hot_log.log_id)])
             with surviving(log, "retiring the mark of the hot log"):
                 await self._log.wal.commit(Draft([commit], [], []))

@@ -129,22 +129,22 @@ class ClassicGroup:
 
     def join(self, request: JoinRequest, reply: OnJoined, now_s: float) -> None:
         """Handle JoinGroup. `reply` gets the answer, now or at the end of the join phase."""
-        who = request.who
-        is_promised = who.member_id in self.members.promised and not who.instance_id
+        identity = request.who
+        is_promised = identity.member_id in self.members.promised and not identity.instance_id
         code = self._check_join(request)
-        if code is GroupCode.NONE and who.member_id and not is_promised:
-            code = self.members.check(who)
+        if code is GroupCode.NONE and identity.member_id and not is_promised:
+            code = self.members.check(identity)
         if code is not GroupCode.NONE:
-            reply(Joined(code, who.member_id))
+            reply(Joined(code, identity.member_id))
             return
-        member = self.members.find(who)
-        if member is not None and who.member_id:
+        member = self.members.find(identity)
+        if member is not None and identity.member_id:
             self._join_again(member, request, reply, now_s)
         elif member is not None:
             self._replace(member, request, reply, now_s)
-        elif is_promised or who.instance_id or not request.needs_member_id:
-            self.members.end_promise(who.member_id)
-            self._add(who.member_id or self._name(request), request, reply, now_s)
+        elif is_promised or identity.instance_id or not request.needs_member_id:
+            self.members.end_promise(identity.member_id)
+            self._add(identity.member_id or self._name(request), request, reply, now_s)
         else:
             member_id = self._name(request)
             self.members.promise(member_id, request.principal, now_s + MEMBER_ID_S)
@@ -177,29 +177,29 @@ class ClassicGroup:
         if member.member_id == self.leader and self._settling is None:
             self._settling = self._settlement(request.assignments)
 
-    def heartbeat(self, who: Identity, generation: int, now_s: float) -> GroupCode:
-        code = self._check(who, generation)
+    def heartbeat(self, identity: Identity, generation: int, now_s: float) -> GroupCode:
+        code = self._check(identity, generation)
         if code is GroupCode.NONE:
-            self.members[who.member_id].heard_s = now_s
+            self.members[identity.member_id].heard_s = now_s
             if self.phase is GroupPhase.PREPARING:
                 return GroupCode.REBALANCE_IN_PROGRESS
         return code
 
-    def leave(self, who: Identity, now_s: float) -> GroupCode:
+    def leave(self, identity: Identity, now_s: float) -> GroupCode:
         """Remove a member, which may be named by its instance id alone."""
-        if self.members.end_promise(who.member_id):
+        if self.members.end_promise(identity.member_id):
             self._complete_if_joined(now_s)
             return GroupCode.NONE
-        member = self.members.find(who)
+        member = self.members.find(identity)
         if member is None:
             return GroupCode.UNKNOWN_MEMBER_ID
-        code = self.members.check(who._replace(member_id=member.member_id))
+        code = self.members.check(identity._replace(member_id=member.member_id))
         if code is GroupCode.NONE:
             self.actions.append(LeaveGroup(self.group_id, member.member_id))
             self._remove(member, now_s)
         return code
 
-    def check_commit(self, who: Identity, generation: int, now_s: float) -> GroupCode:
+    def check_commit(self, identity: Identity, generation: int, now_s: float) -> GroupCode:
         """Return NONE if this member may commit offsets now, else the error.
 
         A commit counts as a heartbeat. While the group is empty, every client may commit without a
@@ -207,10 +207,10 @@ class ClassicGroup:
         """
         if generation < 0 and not self.members:
             return GroupCode.NONE
-        code = self._check(who, generation)
+        code = self._check(identity, generation)
         if code is not GroupCode.NONE:
             return code
-        self.members[who.member_id].heard_s = now_s
+        self.members[identity.member_id].heard_s = now_s
         if self.phase is GroupPhase.COMPLETING or self.generation != self.settled_generation:
             return GroupCode.REBALANCE_IN_PROGRESS
         return GroupCode.NONE
@@ -310,16 +310,16 @@ class ClassicGroup:
     # -- joining
 
     def _check_join(self, request: JoinRequest) -> GroupCode:
-        who = request.who
+        identity = request.who
         if not SESSION_MS_MIN <= request.session_timeout_ms <= SESSION_MS_MAX:
             return GroupCode.INVALID_SESSION_TIMEOUT
         if request.rebalance_timeout_ms < 0 or (
-            who.instance_id and check_name(who.instance_id) is not None
+            identity.instance_id and check_name(identity.instance_id) is not None
         ):
             return GroupCode.INVALID_REQUEST
         if not request.protocols or not request.protocol_type:
             return GroupCode.INCONSISTENT_GROUP_PROTOCOL
-        own = self.members.find(who)
+        own = self.members.find(identity)
         if len(self.members) > (own is not None) and (
             request.protocol_type != self.protocol_type
             or not self.members.is_compatible(request, own)
@@ -327,13 +327,13 @@ class ClassicGroup:
             return GroupCode.INCONSISTENT_GROUP_PROTOCOL
         size = self.members.size + request.size - (0 if own is None else own.request.size)
         count = len(self.members) + len(self.members.promised)
-        is_new = own is None and who.member_id not in self.members.promised
+        is_new = own is None and identity.member_id not in self.members.promised
         if (is_new and count >= MEMBERS_OF_GROUP_MAX) or size > PROTOCOL_BYTES_MAX:
             return GroupCode.GROUP_MAX_SIZE_REACHED
         return GroupCode.NONE
 
-    def _check(self, who: Identity, generation: int) -> GroupCode:
-        code = self.members.check(who)
+    def _check(self, identity: Identity, generation: int) -> GroupCode:
+        code = self.members.check(identity)
         if code is GroupCode.NONE and generation != self.generation:
             return GroupCode.ILLEGAL_GENERATION
         return code

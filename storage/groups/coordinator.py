@@ -215,11 +215,11 @@ class Coordinator:
         """Commit that this broker coordinates the group from now on."""
         taking = self._taking.get(group_id)
         if taking is None:
-            before = self._log.state.members.get(group_id)
-            if before is not None and self.coordinators.has_released(before.coordinator):
+            old_group = self._log.state.members.get(group_id)
+            if old_group is not None and self.coordinators.has_released(old_group.coordinator):
                 # The former coordinator never takes a group again. If the next term is this
                 # broker's, no other broker had a term between the two.
-                self._handed_over[group_id] = before.term + 1
+                self._handed_over[group_id] = old_group.term + 1
             take = TakeGroup(group_id, self.coordinators.me)
             taking = asyncio.create_task(self._log.submit(take))
             self._taking[group_id] = taking

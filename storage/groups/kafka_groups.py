@@ -150,11 +150,11 @@ class KafkaGroup(CoordinatedGroup):
     def _count(self, counts: Counter[str], sizes: Counter[str]) -> None:
         """Count the members, and their bytes, by principal."""
         changes = (MEMBERS, self._counts, counts), (CLIENT_BYTES, self._sizes, sizes)
-        for bound, before, after in changes:
-            if before != after:
-                self._groups.used.change(bound, before, after)
-                before.clear()
-                before.update(after)
+        for bound, old_counts, new_counts in changes:
+            if old_counts != new_counts:
+                self._groups.used.change(bound, old_counts, new_counts)
+                old_counts.clear()
+                old_counts.update(new_counts)
 
     # -- requests
 
@@ -181,7 +181,7 @@ class KafkaGroup(CoordinatedGroup):
             raise
 
     async def leave(self, members: Sequence[Identity]) -> list[GroupCode]:
-        codes = [self.classic.leave(who, self._log.clock.boot_s()) for who in members]
+        codes = [self.classic.leave(identity, self._log.clock.boot_s()) for identity in members]
         self._removals.append(removal := asyncio.get_running_loop().create_future())
         self.go_on()
         if self._is_committing:
@@ -247,13 +247,13 @@ class KafkaGroup(CoordinatedGroup):
         try:
             in_state = self._log.state.members.get(self.group_id)
             members = {} if in_state is None else in_state.members
-            left = {
+            removal_by_id = {
                 removal.member_id: removal for removal in removals if removal.member_id in members
             }
-            for removal in left.values():
+            for removal in removal_by_id.values():
                 log.info("member %s of group %s leaves", removal.member_id, self.group_id)
-            if left:
-                await self._log.submit(*left.values())
+            if removal_by_id:
+                await self._log.submit(*removal_by_id.values())
         except StaleCommit as error:  # another broker has the group, or has removed a member
             log.info("members of group %s: %s", self.group_id, error)
         except LogError as error:
@@ -333,9 +333,9 @@ class KafkaGroups:
             self._has_free(CLIENT_BYTES, request.principal, size, PROTOCOL_BYTES_MAX)
         )
 
-    def _has_free(self, bound: str, principal: str, more: int, maximum: int) -> bool:
+    def _has_free(self, bound: str, principal: str, added_count: int, maximum: int) -> bool:
         used = 0 if principal in WITHOUT_SHARE else self.used.used(bound, principal)
-        return more <= 0 or used + more <= maximum - self.used.total(bound)
+        return added_count <= 0 or used + added_count <= maximum - self.used.total(bound)
 
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
@@ -344,11 +344,11 @@ class KafkaGroups:
             return Synced(group)
         return await group.reply(partial(group.classic.sync, request))
 
-    async def heartbeat(self, group_id: str, who: Identity, generation: int) -> GroupCode:
+    async def heartbeat(self, group_id: str, identity: Identity, generation: int) -> GroupCode:
         group = await self._coordinate(group_id)
         if isinstance(group, GroupCode):
             return group
-        return group.classic.heartbeat(who, generation, self._log.clock.boot_s())
+        return group.classic.heartbeat(identity, generation, self._log.clock.boot_s())
 
     async def leave(
         self, group_id: str, members: Sequence[Identity]
@@ -362,7 +362,7 @@ class KafkaGroups:
     async def commit_offsets(
         self,
         group_id: str,
-        who: Identity,
+        identity: Identity,
         generation: int,
         offsets: list[GroupOffset],
         gone_partitions: Gone,
@@ -371,10 +371,10 @@ class KafkaGroups:
 
         Delete the offsets of `gone_partitions`. Raises the errors of a commit.
         """
-        code = await self._check_commit(group_id, who, generation)
+        code = await self._check_commit(group_id, identity, generation)
         if code is not GroupCode.NONE or not (offsets or gone_partitions):
             return code
-        member_id = who.member_id if generation >= 0 else ""
+        member_id = identity.member_id if generation >= 0 else ""
         try:
             commit = CommitOffsets(group_id, max(generation, NO_GENERATION), offsets, member_id)
             if gone_partitions:  # one commit: `apply` refuses both actions of an older generation
@@ -385,13 +385,13 @@ class KafkaGroups:
             return GroupCode.UNKNOWN_MEMBER_ID
         return GroupCode.NONE
 
-    async def _check_commit(self, group_id: str, who: Identity, generation: int) -> GroupCode:
+    async def _check_commit(self, group_id: str, identity: Identity, generation: int) -> GroupCode:
         members = self._log.state.members
         if generation < 0 and self.group(group_id) is None and not members.has_members(group_id):
             return GroupCode.NONE if self.is_coordinator(group_id) else GroupCode.NOT_COORDINATOR
         group = await self._coordinate(group_id)
         if isinstance(group, KafkaGroup):
-            return group.classic.check_commit(who, generation, self._log.clock.boot_s())
+            return group.classic.check_commit(identity, generation, self._log.clock.boot_s())
         if group is GroupCode.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
             return GroupCode.ILLEGAL_GENERATION
         return group

@@ -135,19 +135,21 @@ class Roster:
     def __getitem__(self, member_id: str) -> RosterMember:
         return self._members[member_id]
 
-    def find(self, who: Identity) -> RosterMember | None:
+    def find(self, identity: Identity) -> RosterMember | None:
         """Return the member of this id, or of this instance id if the member id is empty."""
-        return self._members.get(who.member_id or self._static.get(who.instance_id, ""))
+        return self._members.get(identity.member_id or self._static.get(identity.instance_id, ""))
 
-    def check(self, who: Identity) -> GroupCode:
+    def check(self, identity: Identity) -> GroupCode:
         """Return NONE if this is the identity of a member, else the error."""
-        if who.instance_id:
-            holder = self._static.get(who.instance_id)
-            if holder is not None and holder != who.member_id:
+        if identity.instance_id:
+            holder = self._static.get(identity.instance_id)
+            if holder is not None and holder != identity.member_id:
                 return GroupCode.FENCED_INSTANCE_ID
             if holder is None:
                 return GroupCode.UNKNOWN_MEMBER_ID
-        return GroupCode.NONE if who.member_id in self._members else GroupCode.UNKNOWN_MEMBER_ID
+        return (
+            GroupCode.NONE if identity.member_id in self._members else GroupCode.UNKNOWN_MEMBER_ID
+        )
 
     def promise(self, member_id: str, principal: str, ends_s: float) -> None:
         self.promised[member_id] = Promise(ends_s, principal)
@@ -204,9 +206,11 @@ class Roster:
 
     def is_compatible(self, request: JoinRequest, own: RosterMember | None) -> bool:
         """Return whether the request has an assignor that all members except `own` have."""
-        others = len(self) - (own is not None)
+        other_count = len(self) - (own is not None)
         mine = set() if own is None else {name for name, _ in own.request.protocols}
-        return any(self._support[name] - (name in mine) == others for name, _ in request.protocols)
+        return any(
+            self._support[name] - (name in mine) == other_count for name, _ in request.protocols
+        )
 
     def elect(self) -> str:
         """Return the assignor that most members prefer, of those that all members have."""
@@ -233,8 +237,8 @@ class Roster:
         return [member.settled(protocol, assignments.get(member.member_id, b"")) for member in self]
 
 
-def _add(counts: Counter[str], key: str, more: int) -> None:
-    counts[key] += more
+def _add(counts: Counter[str], key: str, added_count: int) -> None:
+    counts[key] += added_count
     if not counts[key]:
         del counts[key]
 

@@ -77,17 +77,17 @@ class OffsetCommits:
         group, member, instance, _ = session
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
-        before = instance.positions.commit(
+        old_positions = instance.positions.commit(
             [TopicIdPartition(offset.topic_id, offset.partition) for offset in offsets]
         )
-        done = self.add(action, principal)
+        future = self.add(action, principal)
 
-        def look(done: "asyncio.Future[None]") -> None:
-            if done.cancelled() or done.exception() is not None:
-                instance.positions.uncommit(before)
+        def look(future: "asyncio.Future[None]") -> None:
+            if future.cancelled() or future.exception() is not None:
+                instance.positions.uncommit(old_positions)
 
-        done.add_done_callback(look)
-        return done
+        future.add_done_callback(look)
+        return future
 
     def add(self, action: CommitOffsets, principal: str | None = None) -> "asyncio.Future[None]":
         """Commit offsets in the name of `principal`, or of the request's client if it is None."""
@@ -152,8 +152,8 @@ class OffsetCommits:
             return None
         if group.is_assigned_by_clients:  # Kafka's clients name their generation
             return None
-        owned = (member.owns(offset.topic_id, offset.partition) for offset in action.offsets)
-        return structs.replace(action, generation=group.generation) if all(owned) else None
+        are_owned = (member.owns(offset.topic_id, offset.partition) for offset in action.offsets)
+        return structs.replace(action, generation=group.generation) if all(are_owned) else None
 
     def _due(self, session: MemberSession) -> dict[TopicIdPartition, int]:
         """Return the member's delivered offsets that are not committed, without deleted topics."""
@@ -166,12 +166,12 @@ class OffsetCommits:
 
     def _add(self, action: CommitOffsets, principal: str) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[None] = loop.create_future()
         if not self._open:
             self._plan(loop)
-        self._open.append(_WaitingCommit(action, principal, done))
+        self._open.append(_WaitingCommit(action, principal, future))
         self._members.add((action.group_id, action.member_id))
-        return done
+        return future
 
     def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()

@@ -46,9 +46,9 @@ class Positions:
         """Set the position to `offset`; nothing before it counts as delivered or due."""
         self._held[partition] = Position(offset, offset, offset)
 
-    def retain(self, owned: Iterable[TopicIdPartition]) -> None:
-        """Drop partitions that are not in `owned`: the instance must not commit their offsets."""
-        kept_partitions = set(owned)
+    def retain(self, owned_partitions: Iterable[TopicIdPartition]) -> None:
+        """Drop partitions that the member does not own: it must not commit their offsets."""
+        kept_partitions = set(owned_partitions)
         for partition in [
             partition for partition in self._held if partition not in kept_partitions
         ]:
@@ -79,11 +79,11 @@ class Positions:
         if position is not None and position.delivered < offset <= position.next:
             position.delivered = offset
 
-    def advance(self, partition: TopicIdPartition, before: int, after: int) -> None:
-        """Move `next` from `before` to `after` when records are sent, unless a seek moved it."""
+    def advance(self, partition: TopicIdPartition, old_next: int, new_next: int) -> None:
+        """Move `next` to `new_next` when records are sent, unless a seek moved it meanwhile."""
         position = self._held.get(partition)
-        if position is not None and position.next == before:
-            position.next = after
+        if position is not None and position.next == old_next:
+            position.next = new_next
 
     def due(self) -> dict[TopicIdPartition, int]:
         """Return delivered offsets that are not committed."""
@@ -97,17 +97,17 @@ class Positions:
 
     def commit(self, partitions: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, int]:
         """Mark delivered offsets as committed; return the previous values for `uncommit`."""
-        before = {}
+        old_positions = {}
         for partition in partitions:
             position = self._held.get(partition)
             if position is not None:
-                before[partition] = position.committed
+                old_positions[partition] = position.committed
                 position.committed = position.delivered
-        return before
+        return old_positions
 
-    def uncommit(self, before: Mapping[TopicIdPartition, int]) -> None:
+    def uncommit(self, old_positions: Mapping[TopicIdPartition, int]) -> None:
         """Restore the values from before a failed commit: the offsets are due again."""
-        for partition, offset in before.items():
+        for partition, offset in old_positions.items():
             position = self._held.get(partition)
             if position is not None:
                 position.committed = offset

@@ -69,13 +69,13 @@ class Rebalances:
         return now_s - self._since_s if self.waiting else self._last_s
 
 
-def reason_of(before: Inputs, after: Inputs, actions: Iterable[AnyAction]) -> str:
+def reason_of(old_inputs: Inputs, new_inputs: Inputs, actions: Iterable[AnyAction]) -> str:
     """Return why a group was rebalanced, from its inputs before and after.
 
     `actions` are the entry's actions on the group. They show whether a member whose subscription
     ended has left or expired.
     """
-    had, has = before.subscriptions.keys(), after.subscriptions.keys()
+    had, has = old_inputs.subscriptions.keys(), new_inputs.subscriptions.keys()
     kinds = {type(action) for action in actions}
     if had - has:
         if ExpireMember in kinds:

@@ -148,8 +148,8 @@ class RestGroups:
         Raises UnknownTopic, UnknownPartition, AssignedOtherwise, UnknownMember.
         """
         session = await self.members.heartbeat(group_id, member_id)
-        owned = [await self._owned(topic_partition) for topic_partition in partitions]
-        await self._log.submit(AssignByHand(group_id, member_id, owned))
+        owned_partitions = [await self._owned(topic_partition) for topic_partition in partitions]
+        await self._log.submit(AssignByHand(group_id, member_id, owned_partitions))
         await self._settle(session)
 
     async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
@@ -207,9 +207,9 @@ class RestGroups:
         read the old positions.
         """
         _, member, instance, _ = self.members.revalidate(session)
-        owned = set(member.owned)
+        owned_partitions = set(member.owned)
         for partition, offset in positions.items():
-            if partition in owned:
+            if partition in owned_partitions:
                 instance.positions.begin(partition, offset)
 
     async def _settle(self, session: MemberSession) -> None:
@@ -313,8 +313,8 @@ class RestGroups:
                 instance.sending = asyncio.get_running_loop().create_future()
                 yield read
                 for portion in read.portions:
-                    after = portion.fetched.next_offset
-                    instance.positions.advance(portion.where, portion.offset, after)
+                    next_offset = portion.fetched.next_offset
+                    instance.positions.advance(portion.where, portion.offset, next_offset)
                 if read.portions:
                     instance.sent = SentRead(read.read_id, read.records, read.arrival)
             finally:
@@ -341,18 +341,18 @@ class RestGroups:
                 self.members.has_read(session)
             portions, failure = await self._take_records(session, bounds, check)
             session = await self.members.refresh(session)
-            owned = set(session.member.owned)
+            owned_partitions = set(session.member.owned)
             # I8: the current owner
-            portions = [portion for portion in portions if portion.where in owned]
+            portions = [portion for portion in portions if portion.where in owned_partitions]
             read = Read(portions, session.group.generation, failure)
             if failure is not None and (portions or is_fresh):
                 if not portions:
                     raise failure
                 return read  # do not wait for more: the failed partition would end the wait at once
-            wanted = min(max(session.member.config.fetch_min_bytes, 1), bounds.bytes_max)
+            weight_min = min(max(session.member.config.fetch_min_bytes, 1), bounds.bytes_max)
             if is_fresh and loop.time() >= deadline:
                 return read
-            if read.weight >= wanted or read.records >= bounds.records_max:
+            if read.weight >= weight_min or read.records >= bounds.records_max:
                 return read
             if not is_fresh:
                 await self._log.wal.refresh()  # to see every acked record (I3)
@@ -395,10 +395,10 @@ class RestGroups:
         Damage counts as an error only if all partitions are damaged.
         """
         _, member, instance, _ = session
-        owned, portions, (budget, records, _) = list(member.owned), [], bounds
+        owned_partitions, portions, (budget, records, _) = list(member.owned), [], bounds
         failure: LogError | None = None
-        first = instance.turn % max(len(owned), 1)
-        for partition in owned[first:] + owned[:first]:
+        first = instance.turn % max(len(owned_partitions), 1)
+        for partition in owned_partitions[first:] + owned_partitions[:first]:
             topic = self._log.state.topic_of_id(partition.topic_id)
             offset = instance.positions.next_of(partition)
             if topic is None or offset in {
@@ -422,7 +422,7 @@ class RestGroups:
                 if partition not in instance.damaged:
                     log.error("group %s: %s", session.group.group_id, error)
                 instance.damaged.add(partition)
-                if instance.damaged.issuperset(owned):
+                if instance.damaged.issuperset(owned_partitions):
                     failure = failure or error
                 continue
             except LogError as error:
@@ -457,9 +457,11 @@ class RestGroups:
             await self._commits.commit_due(session)
             return
         commits = [
-            GroupOffset(*owned, offset, metadata=metadata)
+            GroupOffset(*topic_id_partition, offset, metadata=metadata)
             for topic_partition, (offset, metadata) in offsets.items()
-            for owned in (self._known(topic_partition) or await self._owned(topic_partition),)
+            for topic_id_partition in (
+                self._known(topic_partition) or await self._owned(topic_partition),
+            )
         ]
         if commits:
             for commit in commits:

@@ -53,7 +53,7 @@ class Machine:
         self.joined: dict[str, Joined] = {}
         self.synced: dict[str, Synced] = {}
 
-    def join(self, member_id: str = "", **more) -> Joined | None:
+    def join(self, member_id: str = "", **fields) -> Joined | None:
         """The answer, or None if it waits. A new member joins with its id."""
         got: list[Joined] = []
 
@@ -61,9 +61,9 @@ class Machine:
             got.append(answer)
             self.joined[answer.member_id] = answer
 
-        self.group.join(request(member_id, **more), reply, self.now_s)
+        self.group.join(request(member_id, **fields), reply, self.now_s)
         if got and got[0].code is GroupCode.MEMBER_ID_REQUIRED:
-            return self.join(got[0].member_id, **more)
+            return self.join(got[0].member_id, **fields)
         return got[0] if got else None
 
     def sync(
@@ -75,9 +75,13 @@ class Machine:
             got.append(answer)
             self.synced[member_id] = answer
 
-        wanted = {name.replace("_", "-"): assignment for name, assignment in assignments.items()}
+        assignment_by_member = {
+            name.replace("_", "-"): assignment for name, assignment in assignments.items()
+        }
         self.group.sync(
-            SyncRequest(Identity(member_id, instance_id), generation, wanted), reply, self.now_s
+            SyncRequest(Identity(member_id, instance_id), generation, assignment_by_member),
+            reply,
+            self.now_s,
         )
         return got[0] if got else None
 

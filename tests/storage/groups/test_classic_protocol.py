@@ -16,11 +16,11 @@ def machine(delay_s: float = 0.0) -> Machine:
     return Machine(ClassicGroup("g", "b1", 0, 0, lambda: str(next(numbers)), delay_s))
 
 
-def stable(count: int = 2, **more) -> tuple[Machine, list[str]]:
+def stable(count: int = 2, **fields) -> tuple[Machine, list[str]]:
     """A group with so many members. The first is the leader."""
     state_machine = machine(0.1 if count > 1 else 0.0)
     for _ in range(count):
-        state_machine.join(**more)
+        state_machine.join(**fields)
     state_machine.wait(0.1)
     names = list(state_machine.joined)
     names = [name for name in names if state_machine.joined[name].code is GroupCode.NONE]
@@ -41,7 +41,7 @@ def stable(count: int = 2, **more) -> tuple[Machine, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
+    ("fields", "code"),
     [
         ({"session_ms": 1_000}, GroupCode.INVALID_SESSION_TIMEOUT),
         ({"session_ms": 1_800_001}, GroupCode.INVALID_SESSION_TIMEOUT),
@@ -53,9 +53,9 @@ def stable(count: int = 2, **more) -> tuple[Machine, list[str]]:
         ({"rebalance_ms": -1}, GroupCode.INVALID_REQUEST),
     ],
 )
-def test_a_join_that_cannot_be(more: dict, code: GroupCode) -> None:
+def test_a_join_that_cannot_be(fields: dict, code: GroupCode) -> None:
     state_machine = machine()
-    answer = state_machine.join(**more)
+    answer = state_machine.join(**fields)
     assert answer is not None
     assert (answer.code, answer.protocol_type, answer.protocol) == (code, None, None)
     assert state_machine.group.is_idle
@@ -88,8 +88,8 @@ def test_an_id_of_a_member_is_short_and_printable() -> None:
 
 def test_another_protocol_type_or_no_common_assignor() -> None:
     state_machine, names = stable(2, protocols=BOTH)
-    for more in ({"protocol_type": "connect"}, {"protocols": [("mine", b"")]}):
-        answer = state_machine.join(**more)
+    for fields in ({"protocol_type": "connect"}, {"protocols": [("mine", b"")]}):
+        answer = state_machine.join(**fields)
         assert answer is not None
         assert answer.code is GroupCode.INCONSISTENT_GROUP_PROTOCOL
     assert state_machine.join() is None  # range: not the first choice, but all know it

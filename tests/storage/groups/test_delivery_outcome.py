@@ -191,8 +191,8 @@ async def test_a_read_of_before_a_restore_proves_no_response_after_it() -> None:
     """A restored log gives a term again, and a new process begins to count again."""
     async with group_of(1, "x") as (log, consumers):
         await append(log, "a", "b")
-        before, _ = await read_offsets(consumers, None)
+        old_read, _ = await read_offsets(consumers, None)
     async with group_of(1, "x") as (log, consumers):
         await append(log, "c", "d")
-        _, lost = await read_offsets(consumers, Known(has_arrived=False), before)
-        assert (await read_offsets(consumers, None, before))[1] == lost
+        _, lost = await read_offsets(consumers, Known(has_arrived=False), old_read)
+        assert (await read_offsets(consumers, None, old_read))[1] == lost

@@ -44,7 +44,7 @@ def crash_loop(seconds: float, life_s: float = 1.0, pause_s: float = 1.0) -> lis
 def test_a_crash_loop_joins_five_times_and_then_twice_a_minute_for_as_long_as_it_lasts() -> None:
     join_times = crash_loop(3600)
     assert join_times[:SHORT_LIVES_MAX] == [0, 2, 4, 6, 8]
-    later = [after - before for before, after in itertools.pairwise(join_times[4:])]
+    later = [next_s - join_s for join_s, next_s in itertools.pairwise(join_times[4:])]
     assert min(later) >= PAUSE_S
     assert len(join_times) == pytest.approx(3600 / PAUSE_S + SHORT_LIVES_MAX, rel=0.05)
 
@@ -113,8 +113,8 @@ def test_a_static_id_identifies_a_client_wherever_it_runs() -> None:
 # -- at the coordinator
 
 
-async def life(consumers: RestGroups, member: str, *, leaves: bool = True, **more: str) -> None:
-    await consumers.join("g", member, CONFIG, host=HOST, **more)
+async def life(consumers: RestGroups, member: str, *, leaves: bool = True, **fields: str) -> None:
+    await consumers.join("g", member, CONFIG, host=HOST, **fields)
     await consumers.subscribe("g", member, ["t"])
     await read(consumers, member)
     if leaves:
@@ -146,13 +146,13 @@ async def test_a_crash_loop_costs_the_others_few_generations() -> None:
 async def _one_loop() -> None:
     async with group_of(4, "steady") as (log, consumers):
         group = log.state.members.get("g")
-        before = group.generation
+        old_generation = group.generation
         refused = await churn(consumers, 60)
         assert refused > 50
-        assert group.generation - before <= 2 * (SHORT_LIVES_MAX + 2)
-        before = group.generation
+        assert group.generation - old_generation <= 2 * (SHORT_LIVES_MAX + 2)
+        old_generation = group.generation
         await churn(consumers, 240)
-        assert group.generation - before <= 4 * 4
+        assert group.generation - old_generation <= 4 * 4
         with pytest.raises(MemberHeld) as refusal:
             await life(consumers, "m9")
         assert str(refusal.value).startswith(
@@ -214,12 +214,12 @@ async def test_a_static_member_that_takes_its_place_again_is_not_held() -> None:
     async with group_of(2, "steady") as (log, consumers):
         for number in range(20):
             await life(consumers, f"m{number}", leaves=False, instance_id="pod")
-        before = log.state.members.get("g").generation
+        old_generation = log.state.members.get("g").generation
         for number in range(20, 20 + SHORT_LIVES_MAX):
             await life(consumers, f"m{number}", instance_id="pod")
         with pytest.raises(MemberHeld, match="static member 'pod' joined and left 5 times"):
             await life(consumers, "m30", instance_id="pod")
-        assert log.state.members.get("g").generation > before
+        assert log.state.members.get("g").generation > old_generation
 
 
 @virtual
@@ -232,11 +232,11 @@ async def test_a_member_that_changes_its_subscription_all_the_time_is_held() -> 
             await consumers.subscribe("g", "m", ["t", "t"])  # no change
         for number in range(SHORT_LIVES_MAX):
             await consumers.subscribe("g", "m", ["t", "u"] if number % 2 else ["u"])
-        before = log.state.members.get("g").generation
+        old_generation = log.state.members.get("g").generation
         with pytest.raises(MemberHeld, match="'m' must wait 30 s"):
             await consumers.subscribe("g", "m", ["t", "u"])
         await consumers.subscribe("g", "m", [])  # to end it is never refused
-        assert log.state.members.get("g").generation == before + 1
+        assert log.state.members.get("g").generation == old_generation + 1
         await asyncio.sleep(1)
         with pytest.raises(MemberHeld):
             await consumers.subscribe("g", "m", ["t"])
@@ -267,10 +267,10 @@ def test_a_random_mix_of_clients_holds_only_those_with_short_lives() -> None:
     now_s = 0.0
     while now_s < 1800:
         now_s += draw.expovariate(2)
-        who = draw.choice([*good, *bad, *bad])
-        if lives.hold(who, "m", now_s) is not None:
-            refused[who] += 1
+        name = draw.choice([*good, *bad, *bad])
+        if lives.hold(name, "m", now_s) is not None:
+            refused[name] += 1
         else:
-            length = draw.uniform(0, 20) if who in bad else draw.uniform(LIFE_S, 900)
-            lives.ended(who, Life(now_s, now_s + length))
+            length = draw.uniform(0, 20) if name in bad else draw.uniform(LIFE_S, 900)
+            lives.ended(name, Life(now_s, now_s + length))
     assert set(refused) == set(bad)

@@ -78,15 +78,15 @@ async def coordinator(delay_s: float = 0.0) -> AsyncIterator[Coordinator]:
         await broker.close()
 
 
-async def joined(groups: KafkaGroups, member_id: str = "", **more) -> str:
+async def joined(groups: KafkaGroups, member_id: str = "", **fields) -> str:
     """Join and sync as the only member; return the member id."""
-    answer = await groups.join("g", request(member_id, **more))
+    answer = await groups.join("g", request(member_id, **fields))
     if answer.code is GroupCode.MEMBER_ID_REQUIRED:
-        return await joined(groups, answer.member_id, **more)
+        return await joined(groups, answer.member_id, **fields)
     assert answer.code is GroupCode.NONE
     assignments = {member.member_id: member.member_id.encode() for member in answer.members}
-    who = Identity(answer.member_id, more.get("instance_id", ""))
-    synced = await groups.sync("g", SyncRequest(who, answer.generation, assignments))
+    identity = Identity(answer.member_id, fields.get("instance_id", ""))
+    synced = await groups.sync("g", SyncRequest(identity, answer.generation, assignments))
     assert synced.code is GroupCode.NONE
     return answer.member_id
 
@@ -109,8 +109,8 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
     async with coordinator() as broker:
 
         async def join(group_id: str, principal: str) -> GroupCode:
-            asked = request(principal=principal, protocols=[("range", metadata)], version=3)
-            answer = await broker.groups.join(group_id, asked)
+            join_request = request(principal=principal, protocols=[("range", metadata)], version=3)
+            answer = await broker.groups.join(group_id, join_request)
             if answer.code is GroupCode.NONE:
                 members.append((group_id, answer.member_id))
             return answer.code
@@ -139,8 +139,8 @@ async def test_members_that_join_again_need_no_more_room() -> None:
             group_id: str, principal: str, member_id: str = "", size: int = 0
         ) -> GroupCode:
             protocols = [("range", metadata + b"x" * size)]
-            asked = request(member_id, principal=principal, protocols=protocols, version=3)
-            answer = await broker.groups.join(group_id, asked)
+            join_request = request(member_id, principal=principal, protocols=protocols, version=3)
+            answer = await broker.groups.join(group_id, join_request)
             if answer.code is GroupCode.NONE and not member_id:
                 members.append((group_id, principal, answer.member_id))
             return answer.code
@@ -172,8 +172,8 @@ async def test_principal_that_joins_many_members_leaves_room_for_others() -> Non
         async def join(
             group_id: str, principal: str, member_id: str = "", version: int = 3
         ) -> GroupCode:
-            asked = request(member_id, principal=principal, version=version)
-            answer = await broker.groups.join(group_id, asked)
+            join_request = request(member_id, principal=principal, version=version)
+            answer = await broker.groups.join(group_id, join_request)
             if answer.code in (GroupCode.NONE, GroupCode.MEMBER_ID_REQUIRED):
                 members.append((group_id, answer.member_id))
             return answer.code
@@ -213,8 +213,10 @@ async def test_sessions_that_end_at_one_time_end_in_steps() -> None:
         tick(group, now_s)
 
     async with coordinator() as broker:
-        asked = request(session_ms=60_000, rebalance_ms=60_000, version=3)
-        await asyncio.gather(*(broker.groups.join(f"g{number}", asked) for number in range(count)))
+        join_request = request(session_ms=60_000, rebalance_ms=60_000, version=3)
+        await asyncio.gather(
+            *(broker.groups.join(f"g{number}", join_request) for number in range(count))
+        )
         await asyncio.sleep(1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ClassicGroup, "tick", ticked)
@@ -281,19 +283,21 @@ async def test_the_assignments_are_in_the_state_before_the_answer() -> None:
 async def test_a_new_group_gets_a_greater_generation_if_another_group_is_deleted() -> None:
     """The deletion comes between the end of the join phase and the commit of the assignments."""
     async with coordinator() as broker:
-        asked = await broker.groups.join("g", request())
-        answer = await broker.groups.join("g", request(asked.member_id))
+        refusal = await broker.groups.join("g", request())
+        answer = await broker.groups.join("g", request(refusal.member_id))
         assert answer.generation == 1
         other = await broker.groups.join("other", request())
         other = await broker.groups.join("other", request(other.member_id))
-        who = Identity(other.member_id)
-        synced = await broker.groups.sync("other", SyncRequest(who, 1, {other.member_id: b"x"}))
+        identity = Identity(other.member_id)
+        synced = await broker.groups.sync(
+            "other", SyncRequest(identity, 1, {other.member_id: b"x"})
+        )
         assert synced.code is GroupCode.NONE
-        assert await broker.groups.leave("other", [who]) == [GroupCode.NONE]
+        assert await broker.groups.leave("other", [identity]) == [GroupCode.NONE]
         await broker.groups.delete("other")
         assert broker.log.state.members.generation_floor == 1
-        who = Identity(answer.member_id)
-        synced = await broker.groups.sync("g", SyncRequest(who, 1, {answer.member_id: b"x"}))
+        identity = Identity(answer.member_id)
+        synced = await broker.groups.sync("g", SyncRequest(identity, 1, {answer.member_id: b"x"}))
         assert synced.code is GroupCode.REBALANCE_IN_PROGRESS
         assert await joined(broker.groups, answer.member_id) == answer.member_id
         group = broker.log.state.members.get("g")
@@ -343,9 +347,9 @@ async def test_another_coordinator_continues_without_a_rebalance() -> None:
         assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NOT_COORDINATOR
         await broker_a.crash()
         live.remove("b1")
-        who = Identity(me, "s")
-        assert await broker_b.groups.heartbeat("g", who, 1) is GroupCode.NONE
-        synced = await broker_b.groups.sync("g", SyncRequest(who, 1, {}))
+        identity = Identity(me, "s")
+        assert await broker_b.groups.heartbeat("g", identity, 1) is GroupCode.NONE
+        synced = await broker_b.groups.sync("g", SyncRequest(identity, 1, {}))
         assert (synced.code, synced.assignment) == (GroupCode.NONE, me.encode())
         assert await commit(broker_b.groups, me, 1) is GroupCode.NONE
         group = second.state.members.get("g")
@@ -471,15 +475,15 @@ async def test_a_store_that_refuses_lets_the_members_join_again() -> None:
     async with coordinator() as broker:
         answer = await broker.groups.join("g", request())
         answer = await broker.groups.join("g", request(answer.member_id))
-        who = Identity(answer.member_id)
+        identity = Identity(answer.member_id)
 
         async def refused(*actions) -> None:
             raise Unavailable("no space")
 
         real, broker.log._log.submit = broker.log._log.submit, refused  # type: ignore[method-assign]
-        synced = await broker.groups.sync("g", SyncRequest(who, 1, {}))
+        synced = await broker.groups.sync("g", SyncRequest(identity, 1, {}))
         assert synced.code is GroupCode.COORDINATOR_NOT_AVAILABLE
-        assert await broker.groups.leave("g", [who]) == [GroupCode.NONE]
+        assert await broker.groups.leave("g", [identity]) == [GroupCode.NONE]
         broker.log._log.submit = real  # type: ignore[method-assign]
         me = await joined(broker.groups)
         assert me != answer.member_id
@@ -536,8 +540,8 @@ class World:
 
     def broker(self) -> Coordinator:
         """The coordinator, as a client finds it from any broker."""
-        asked = self.draw.choice(list(self.brokers.values()))
-        group = asked.log.state.members.get("g")
+        any_coordinator = self.draw.choice(list(self.brokers.values()))
+        group = any_coordinator.log.state.members.get("g")
         holder = "" if group is None else group.coordinator
         name = holder if holder in self.live else self.live[0]
         return self.brokers[name]
@@ -588,13 +592,13 @@ class Consumer:
         if self.owned is None:
             return await self.join(groups)
         await asyncio.sleep(1)
-        who = Identity(self.member_id)
+        identity = Identity(self.member_id)
         if self.world.draw.random() < 0.5:
-            return await groups.heartbeat("g", who, self.generation)
+            return await groups.heartbeat("g", identity, self.generation)
         topic_id = groups._log.state.topic("t").topic_id
         offsets = [GroupOffset(topic_id, partition, 1) for partition in self.owned]
         try:
-            code = await groups.commit_offsets("g", who, self.generation, offsets, ())
+            code = await groups.commit_offsets("g", identity, self.generation, offsets, ())
         except IllegalGeneration:
             return GroupCode.ILLEGAL_GENERATION
         except UnknownMember:
@@ -680,8 +684,8 @@ def test_whatever_happens_each_partition_has_one_owner_and_all_are_read_in_the_e
             assert not member.task.done(), member.task.exception()
         generations = {member.generation for member in world.members}
         assert len(generations) == 1
-        owned = sorted(number for member in world.members for number in member.owned or b"")
-        assert owned == list(range(PARTITIONS))
+        numbers = sorted(number for member in world.members for number in member.owned or b"")
+        assert numbers == list(range(PARTITIONS))
         for member in list(world.members):
             await member.stop(leaves=False)
         for broker in world.brokers.values():

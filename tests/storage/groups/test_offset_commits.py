@@ -95,10 +95,10 @@ async def test_very_many_share_flushes_and_wait_a_moment_at_most() -> None:
                 waits.append(loop.time() - started_s)
                 await asyncio.sleep(0.05)
 
-        before, started_s = log._log.wal.counters.entries_committed, loop.time()
+        old_count, started_s = log._log.wal.counters.entries_committed, loop.time()
         await asyncio.gather(*map(life, range(count)))
         took_s = loop.time() - started_s
-        flushes = log._log.wal.counters.entries_committed - before
+        flushes = log._log.wal.counters.entries_committed - old_count
         assert len(waits) == count * rounds
         assert flushes <= 1.1 * took_s / PAUSE_S + 200, "the first window is not busy yet"
         assert max(waits) <= PAUSE_S + 0.001
@@ -113,16 +113,16 @@ async def test_who_is_known_to_be_wrong_goes_alone() -> None:
     async with closing(log):
         consumers = await _started(log, 2)
         good, wrong = await _members(consumers, 2)
-        before = log._log.writer.counters.requests
-        said = await asyncio.gather(
+        old_count = log._log.writer.counters.requests
+        outcomes = await asyncio.gather(
             _commit(consumers, good, 0, 7),
             _commit(consumers, wrong, 1, 7, note="x" * 5000),
             return_exceptions=True,
         )
-        assert said[0] is None
-        assert isinstance(said[1], OffsetMetadataTooLarge)
+        assert outcomes[0] is None
+        assert isinstance(outcomes[1], OffsetMetadataTooLarge)
         assert (committed(log, good), committed(log, wrong, 1)) == (7, None)
-        assert log._log.writer.counters.requests == before + 2
+        assert log._log.writer.counters.requests == old_count + 2
         await consumers.close()
 
 
@@ -136,8 +136,8 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
         sessions = [await consumers.heartbeat(name, name) for name in names]
         leaving = asyncio.create_task(consumers._log.submit(LeaveGroup(names[1], names[1])))
         await asyncio.sleep(0)
-        before = log._log.writer.counters.requests
-        said = await asyncio.gather(
+        old_count = log._log.writer.counters.requests
+        outcomes = await asyncio.gather(
             *(
                 consumers.commit(session, {TopicPartition("t", n): (5, "")})
                 for n, session in enumerate(sessions)
@@ -145,9 +145,9 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
             return_exceptions=True,
         )
         await leaving
-        assert (said[0], said[2]) == (None, None)
-        assert isinstance(said[1], UnknownMember)
-        assert log._log.writer.counters.requests == before + 4, "together, and then each"
+        assert (outcomes[0], outcomes[2]) == (None, None)
+        assert isinstance(outcomes[1], UnknownMember)
+        assert log._log.writer.counters.requests == old_count + 4, "together, and then each"
         assert (committed(log, names[0], 0), committed(log, names[2], 2)) == (5, 5)
         await consumers.close()
 
@@ -209,15 +209,15 @@ async def test_a_group_above_its_owners_share_does_not_stop_the_other_groups() -
         token = PRINCIPAL.set("User:a")
         try:
             await _commit(consumers, full, 0, 1)
-            said = await asyncio.gather(
+            outcomes = await asyncio.gather(
                 _commit(consumers, full, 0, 2),
                 _commit(consumers, growing, 1, 7),
                 return_exceptions=True,
             )
         finally:
             PRINCIPAL.reset(token)
-        assert said[0] is None
-        assert isinstance(said[1], Throttled)
+        assert outcomes[0] is None
+        assert isinstance(outcomes[1], Throttled)
         assert (committed(log, full), committed(log, growing, 1)) == (2, None)
         await consumers.close()
 
@@ -323,9 +323,9 @@ def test_i10_one_commit_of_the_log_has_a_bound(monkeypatch: pytest.MonkeyPatch) 
         async with closing(log):
             consumers = await _started(log, 10)
             names = await _members(consumers, 10)
-            before = log._log.writer.counters.requests
+            old_count = log._log.writer.counters.requests
             await asyncio.gather(*(_commit(consumers, f"m{n}", n, 3) for n in range(10)))
-            assert log._log.writer.counters.requests - before == 3
+            assert log._log.writer.counters.requests - old_count == 3
             assert [committed(log, name, n) for n, name in enumerate(names)] == [3] * 10
             await consumers.close()
 

@@ -16,7 +16,7 @@ EXPIRED = ExpireMember("g", "z", 1)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "actions", "reason"),
+    ("old_inputs", "new_inputs", "actions", "reason"),
     [
         (ONE, TWO, [Subscribe("g", "y", ["t"])], "join"),
         (TWO, ONE, [GONE], "leave"),
@@ -28,28 +28,28 @@ EXPIRED = ExpireMember("g", "z", 1)
         (ONE, Inputs({"m:y": ["t"]}, {"t": 2}), [EXPIRED], "expiry"),
     ],
 )
-def test_the_reason_follows_from_what_changed(before, after, actions, reason) -> None:
-    assert reason_of(before, after, actions) == reason
+def test_the_reason_follows_from_what_changed(old_inputs, new_inputs, actions, reason) -> None:
+    assert reason_of(old_inputs, new_inputs, actions) == reason
 
 
 def test_the_time_lasts_until_the_last_member_has_read() -> None:
-    seen = Rebalances(Inputs({}, {}), 0)
-    seen.see(ONE, 0, ["x"], [], 5.0)
-    assert (seen.seconds(9.0), dict(seen.counts)) == (0.0, {})
-    seen.see(TWO, 1, ["x", "y"], [], 10.0)
-    seen.has_read("x", 11.0)
-    assert seen.seconds(12.0) == 2.0
-    seen.see(ONE, 2, ["x"], [GONE], 13.0)  # before all had read: the time goes on
-    assert seen.seconds(14.0) == 4.0
-    seen.has_read("x", 15.0)
-    assert seen.seconds(99.0) == 5.0
-    seen.see(TWO, 3, ["x", "y"], [], 100.0)
-    seen.has_read("x", 101.0)
-    seen.see(TWO, 3, ["x", "y2"], [], 102.0)  # a static member: another id, no rebalance
-    assert seen.seconds(200.0) == 2.0
-    seen.see(Inputs({}, {}), 4, [], [GONE], 300.0)
-    assert seen.seconds(999.0) == 0.0
-    assert dict(seen.counts) == {"join": 2, "leave": 2}
+    rebalances = Rebalances(Inputs({}, {}), 0)
+    rebalances.see(ONE, 0, ["x"], [], 5.0)
+    assert (rebalances.seconds(9.0), dict(rebalances.counts)) == (0.0, {})
+    rebalances.see(TWO, 1, ["x", "y"], [], 10.0)
+    rebalances.has_read("x", 11.0)
+    assert rebalances.seconds(12.0) == 2.0
+    rebalances.see(ONE, 2, ["x"], [GONE], 13.0)  # before all had read: the time goes on
+    assert rebalances.seconds(14.0) == 4.0
+    rebalances.has_read("x", 15.0)
+    assert rebalances.seconds(99.0) == 5.0
+    rebalances.see(TWO, 3, ["x", "y"], [], 100.0)
+    rebalances.has_read("x", 101.0)
+    rebalances.see(TWO, 3, ["x", "y2"], [], 102.0)  # a static member: another id, no rebalance
+    assert rebalances.seconds(200.0) == 2.0
+    rebalances.see(Inputs({}, {}), 4, [], [GONE], 300.0)
+    assert rebalances.seconds(999.0) == 0.0
+    assert dict(rebalances.counts) == {"join": 2, "leave": 2}
 
 
 @virtual

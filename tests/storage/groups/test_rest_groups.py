@@ -179,9 +179,9 @@ async def test_many_commit_in_one_flush() -> None:
         for name in names:
             assert await read(consumers, name) == ["v"]
             assert await read(consumers, name) == []
-        before = log._log.wal.counters.entries_committed
+        old_count = log._log.wal.counters.entries_committed
         await consumers.commit_delivered()
-        assert log._log.wal.counters.entries_committed <= before + 2
+        assert log._log.wal.counters.entries_committed <= old_count + 2
         assert len(log.groups.committed_offsets("g")) == 50
 
 
@@ -194,7 +194,7 @@ async def _churn(seed: int) -> None:
     """Members that come, read, commit now and then, fall silent or leave, while records come."""
     draw = random.Random(seed)
     async with group_of(12) as (log, consumers):
-        seen: Counter[str] = Counter()
+        value_counts: Counter[str] = Counter()
         owners: dict[tuple[int, int], set[str]] = defaultdict(set)
         produced: list[str] = []
         is_over = False
@@ -213,8 +213,8 @@ async def _churn(seed: int) -> None:
                     for portion in result.portions:
                         generation_and_partition = result.generation, portion.where.partition
                         owners[generation_and_partition].add(name)
-                        seen.update(values_of(portion.fetched))
-                if is_over and seen.keys() == set(produced):
+                        value_counts.update(values_of(portion.fetched))
+                if is_over and value_counts.keys() == set(produced):
                     return
                 if draw.random() < 0.2:
                     with contextlib.suppress(IllegalGeneration):  # another came at that moment
@@ -247,7 +247,7 @@ async def _churn(seed: int) -> None:
             await producing
             is_over = True
             await asyncio.wait_for(life("last", 1), 600)
-        assert seen.keys() == set(produced)
+        assert value_counts.keys() == set(produced)
         assert all(len(names) == 1 for names in owners.values())
 
 
@@ -294,9 +294,9 @@ async def _transactions(seed: int) -> None:
                         next_offset = 0 if committed is None else committed.offset
                         await consumers.seek("g", name, {back: next_offset})
 
-        async def life(name: str, **more) -> None:
+        async def life(name: str, **options) -> None:
             with contextlib.suppress(UnknownMember, NotAssigned):
-                await work(name, **more)
+                await work(name, **options)
 
         async with asyncio.TaskGroup() as group:
             for n in range(6):
