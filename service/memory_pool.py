@@ -108,19 +108,19 @@ class MemoryPool:
         self._waiting.setdefault(owner, {})[taker] = None
         self._owner_of[taker] = owner
 
-    def change(self, owner: str, before: int, size: int) -> bool:
-        """Hold `size` bytes for the owner in place of `before` bytes, and return True.
+    def change(self, owner: str, old_size: int, size: int) -> bool:
+        """Hold `size` bytes for the owner in place of `old_size` bytes, and return True.
 
         If `size` is more and does not fit, change nothing and return False: the caller does not
         wait (M3).
         """
-        if size <= before:
-            self.give(owner, before - size)
+        if size <= old_size:
+            self.give(owner, old_size - size)
             return True
-        if not self._has_room(owner, size, before):
+        if not self._has_room(owner, size, old_size):
             self.refused += 1
             return False
-        self._hold(owner, size - before)
+        self._hold(owner, size - old_size)
         return True
 
     def give(self, owner: str, size: int) -> None:
@@ -128,10 +128,10 @@ class MemoryPool:
         if not size:
             return
         self.used -= size
-        left = self._held_bytes[owner] - size
-        assert left >= 0, "what is given back was taken"
-        if left:
-            self._held_bytes[owner] = left
+        remaining_bytes = self._held_bytes[owner] - size
+        assert remaining_bytes >= 0, "what is given back was taken"
+        if remaining_bytes:
+            self._held_bytes[owner] = remaining_bytes
         else:
             del self._held_bytes[owner]
         if self._waiting:
@@ -197,15 +197,15 @@ class MemoryPool:
             self._forget(taker)
             self.wake()
 
-    def _has_room(self, owner: str, size: int, before: int = 0) -> bool:
-        """Whether `size` bytes fit in place of the `before` bytes that the owner holds."""
-        others = self.used - before
-        free, owned = self.limit - others, self._held_bytes.get(owner, 0) - before
+    def _has_room(self, owner: str, size: int, old_size: int = 0) -> bool:
+        """Whether `size` bytes fit in place of the `old_size` bytes that the owner holds."""
+        others_bytes = self.used - old_size
+        free, owner_bytes = self.limit - others_bytes, self._held_bytes.get(owner, 0) - old_size
         if owner == UNPROVED:
-            return owned + size <= self.limit // UNPROVED_PART and size <= free
-        if not others:
+            return owner_bytes + size <= self.limit // UNPROVED_PART and size <= free
+        if not others_bytes:
             return True
-        return size <= free and (not owned or owner == EVERYONE or owned + size <= free)
+        return size <= free and (not owner_bytes or owner == EVERYONE or owner_bytes + size <= free)
 
     def _is_behind_newcomer(self, owner: str) -> bool:
         """Whether an owner that holds nothing waits since before this owner."""

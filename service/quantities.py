@@ -57,8 +57,8 @@ def rounded(seconds: float) -> str:
     whole = int(seconds)
     for length, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
         if whole >= length:
-            rest = whole % length // below
-            return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
+            remainder = whole % length // below
+            return f"{whole // length} {unit}" + (f" {remainder} {smaller}" if remainder else "")
     return f"{whole // 60} min" if whole >= 120 else f"{whole} s"
 
 

@@ -78,13 +78,15 @@ async def sliced(items: Iterable[T]) -> AsyncIterator[T]:
         await slices.pause()
 
 
-async def in_order(keys: Iterable[K], after: K | None = None) -> Iterator[K]:
-    """Return the keys after `after`, or all keys if `after` is None, sorted."""
+async def in_order(keys: Iterable[K], start_key: K | None = None) -> Iterator[K]:
+    """Return the keys after `start_key`, or all keys if it is None, sorted."""
     all_keys: list[Any] = list(keys)
     runs = []
     for first in range(0, len(all_keys), KEYS_AT_ONCE):
         if first:
             await asyncio.sleep(0)
-        some = all_keys[first : first + KEYS_AT_ONCE]
-        runs.append(sorted(some if after is None else [key for key in some if key > after]))
+        batch = all_keys[first : first + KEYS_AT_ONCE]
+        runs.append(
+            sorted(batch if start_key is None else [key for key in batch if key > start_key])
+        )
     return heapq.merge(*runs)

@@ -139,13 +139,13 @@ def remove_acls(
         )
     if operation is not None:
         query["operation"] = operation.upper()
-    what = " ".join(query.values())
-    confirm("removing ACLs of", what, f"Remove the ACLs of {what}?", yes=yes)
+    filter_text = " ".join(query.values())
+    confirm("removing ACLs of", filter_text, f"Remove the ACLs of {filter_text}?", yes=yes)
     query = dict.fromkeys(FILTER_WORDS, "ANY") | query
 
     removed = command.request("DELETE", ACLS, params=query)["data"]
     if not removed:
-        warn(f"no ACL matches {what}: nothing was removed")
+        warn(f"no ACL matches {filter_text}: nothing was removed")
     _show_acls(command, removed)
 
 

@@ -76,15 +76,15 @@ def backup(
         finally:
             await place.close()
 
-    done = store.run("copying", work)
-    warn_of_doubts(done.doubts)
-    if done.prune_problem:
-        warn(f"the backup is complete, but old backups are left: {done.prune_problem}")
-    ChangeOptions(True, as_json).finish(_backed_up(done, is_pruned=keep is not None))
+    result = store.run("copying", work)
+    warn_of_doubts(result.doubts)
+    if result.prune_problem:
+        warn(f"the backup is complete, but old backups are left: {result.prune_problem}")
+    ChangeOptions(True, as_json).finish(_backed_up(result, is_pruned=keep is not None))
 
 
-def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
-    manifest = done.manifest
+def _backed_up(result: "BackedUp", *, is_pruned: bool) -> Done:
+    manifest = result.manifest
     size = sum(backup_object.size for backup_object in manifest.objects)
     fields = {
         "seq": manifest.seq,
@@ -92,22 +92,22 @@ def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
         "to_ms": manifest.to_ms,
         "objects": len(manifest.objects),
         "bytes": size,
-        "copied_objects": done.copied_objects,
-        "copied_bytes": done.copied_bytes,
-        "doubts": done.doubts,
-        "removed_backups": done.pruned.backups,
-        "removed_objects": done.pruned.objects,
-        "removed_bytes": done.pruned.size,
+        "copied_objects": result.copied_objects,
+        "copied_bytes": result.copied_bytes,
+        "doubts": result.doubts,
+        "removed_backups": result.pruned.backups,
+        "removed_objects": result.pruned.objects,
+        "removed_bytes": result.pruned.size,
     }
     count = plural(len(manifest.objects), "object")
     line = (
         f"backup of entry {manifest.seq} ({time_text(manifest.to_ms)}): {count}, {size:,} bytes; "
-        f"copied {plural(done.copied_objects, 'object')}, {done.copied_bytes:,} bytes"
+        f"copied {plural(result.copied_objects, 'object')}, {result.copied_bytes:,} bytes"
     )
     if is_pruned:
-        removed = f"removed {plural(done.pruned.backups, 'backup')}"
-        line += f"; {removed}, {plural(done.pruned.objects, 'object')}"
-    return Done(fields, lambda: show_line(line), bool(done.doubts or done.prune_problem))
+        removed = f"removed {plural(result.pruned.backups, 'backup')}"
+        line += f"; {removed}, {plural(result.pruned.objects, 'object')}"
+    return Done(fields, lambda: show_line(line), bool(result.doubts or result.prune_problem))
 
 
 def refuse_memory(*urls: str) -> None:

@@ -65,5 +65,5 @@ def bounds(
         fields = {"bounds": [bound_state._asdict() for bound_state in bound_states]}
         return Done.with_table(fields, "", columns, bound_states)
 
-    done = store.run("reading bounds", work)
-    change._replace(yes=change.yes or is_shown).finish(done)
+    result = store.run("reading bounds", work)
+    change._replace(yes=change.yes or is_shown).finish(result)

@@ -358,14 +358,19 @@ class Consuming:
 
         With --follow do not warn, because the broker refuses the read and names the end.
         """
-        if self._options.follow or any(wanted.start <= wanted.high for wanted in ranges):
+        if self._options.follow or any(
+            offset_range.start <= offset_range.high for offset_range in ranges
+        ):
             return
-        ends = [f"partition {wanted.partition} at {wanted.high}" for wanted in sorted(ranges)]
+        ends = [
+            f"partition {offset_range.partition} at {offset_range.high}"
+            for offset_range in sorted(ranges)
+        ]
         if ends:
-            more = ", ..." if len(ends) > ENDS_SHOWN else ""
+            ellipsis = ", ..." if len(ends) > ENDS_SHOWN else ""
             warn(
                 f"no record from offset {ranges[0].start} on: {self._topic} ends before it "
-                f"({', '.join(ends[:ENDS_SHOWN])}{more})"
+                f"({', '.join(ends[:ENDS_SHOWN])}{ellipsis})"
             )
 
     async def _print_ranges(self, ranges: Sequence[_Range]) -> None:
@@ -375,9 +380,9 @@ class Consuming:
         partitions to their end, and fails.
         """
         self._left = {
-            wanted.partition: wanted
-            for wanted in ranges
-            if wanted.end is None or wanted.start < wanted.end
+            offset_range.partition: offset_range
+            for offset_range in ranges
+            if offset_range.end is None or offset_range.start < offset_range.end
         }
         if not self._left:
             return
@@ -386,13 +391,14 @@ class Consuming:
             self._connection,
             [],
             positions={
-                (self._topic, number): wanted.start for number, wanted in self._left.items()
+                (self._topic, number): offset_range.start
+                for number, offset_range in self._left.items()
             },
             auto_offset_reset="none",
             read_format=self._read_format,
             fetch_bytes=self._options.fetch_bytes,
         )
-        total = sum(max((wanted.end or 0) - wanted.start, 0) for wanted in ranges)
+        total = sum(max((offset_range.end or 0) - offset_range.start, 0) for offset_range in ranges)
         is_shown = not follow and not sys.stdout.isatty()
         try:
             with SlowProgress("consuming", total, is_wanted=is_shown) as progress:
@@ -409,13 +415,13 @@ class Consuming:
 
     async def _print_page(self, consumer: AsyncConsumer, page: PartitionPage) -> None:
         number = page.where.partition
-        wanted = self._left.get(number)
-        if wanted is None:
+        offset_range = self._left.get(number)
+        if offset_range is None:
             return
-        shown = await self._printer.shown(page, self._rest(), wanted.end)
+        shown = await self._printer.shown(page, self._rest(), offset_range.end)
         self._printed += len(shown.lines)
         await self._output.write(joined(shown.lines))
-        is_over = wanted.end is not None and shown.next_offset >= wanted.end
+        is_over = offset_range.end is not None and shown.next_offset >= offset_range.end
         if shown.failure is not None:
             self._failure = self._failure or shown.failure
             is_over = True

@@ -60,9 +60,9 @@ def delete_records(
     change.finish(store.run("deleting", work, is_reading=not change.yes))
 
 
-def _offsets(before: Sequence[str]) -> dict[int, int]:
+def _offsets(texts: Sequence[str]) -> dict[int, int]:
     """Return the first offsets to keep, by partition; -1 stands for the end."""
-    place = position(",".join(before), (Form.PARTITIONS,))
+    place = position(",".join(texts), (Form.PARTITIONS,))
     assert isinstance(place, PartitionOffsets)
     if any(offset == BEGINNING for _, offset in place.of):
         raise BadUsage(f"nothing is before the {BEGINNING}: give an offset or {END}")

@@ -251,8 +251,8 @@ def reset_group(
       tidelog groups reset billing --topic events -p 3 --by -100
     """
     body = {"validate_only": dry_run, **options.body()}
-    wanted = None if options.to is None else position(options.to, RESET_TO)
-    wanted_words = "" if wanted is None else in_words(wanted, now())
+    target = None if options.to is None else position(options.to, RESET_TO)
+    wanted_words = "" if target is None else in_words(target, now())
     missing, is_new = "", False
     if options.topic is None and options.file is None:
         missing = f"group {group!r} has no committed offsets: name a topic with --topic"
@@ -271,11 +271,11 @@ def reset_group(
         show_json({"group": group, "is_dry_run": dry_run, "partitions": rows})
     else:
         command.show_rows(rows, ("topic", "partition", "offset"))
-        if wanted is not None:
-            what = f"{group} {'would go' if dry_run else 'goes'}"
-            is_met = not isinstance(wanted, int) or all(row["offset"] == wanted for row in rows)
+        if target is not None:
+            subject = f"{group} {'would go' if dry_run else 'goes'}"
+            is_met = not isinstance(target, int) or all(row["offset"] == target for row in rows)
             nearest = "" if is_met else ", or to the nearest offset of a partition without it"
-            show_line(f"{what} to {wanted_words}{nearest}")
+            show_line(f"{subject} to {wanted_words}{nearest}")
     if is_new:
         warn(f"group {group!r} is new: it had no members and no committed offsets")
 

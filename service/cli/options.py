@@ -143,8 +143,8 @@ def _check_switch(switch: Any, name: str, value: str, is_joined: bool) -> None:
     words = BOOLEANS if switch.secondary_opts else BOOLEANS.keys() - {"0", "1"}
     if is_joined or value.lower() in words:
         forms = " or ".join((*switch.opts[:1], *switch.secondary_opts))
-        before = "" if is_joined else f" (an argument {value!r} goes before the options)"
-        raise BadUsage(f"{name} takes no value: give {forms} without {value!r}{before}")
+        hint = "" if is_joined else f" (an argument {value!r} goes before the options)"
+        raise BadUsage(f"{name} takes no value: give {forms} without {value!r}{hint}")
 
 
 # -- options of many commands

@@ -120,8 +120,8 @@ def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
 class SlowProgress:
     """A progress bar on stderr. It appears after two seconds, and only if stderr is a terminal."""
 
-    def __init__(self, what: str, total: int | None = None, *, is_wanted: bool = True) -> None:
-        self._what = what
+    def __init__(self, title: str, total: int | None = None, *, is_wanted: bool = True) -> None:
+        self._what = title
         self._total = total
         self._is_wanted = is_wanted and sys.stderr.isatty()
         self._started = time.perf_counter()
@@ -130,8 +130,8 @@ class SlowProgress:
     def __enter__(self) -> "SlowProgress":
         return self
 
-    def show(self, done: int) -> None:
-        """Update the bar; `done` has the unit of `total`."""
+    def show(self, done_count: int) -> None:
+        """Update the bar; `done_count` has the unit of `total`."""
         if not self._is_wanted or time.perf_counter() - self._started < PROGRESS_AFTER_S:
             return
         if self._bar is None:
@@ -141,7 +141,7 @@ class SlowProgress:
             self._bar = progress.Progress(console=Console(stderr=True), transient=True)
             self._bar.add_task(self._what, total=self._total)
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=done)
+        self._bar.update(self._bar.task_ids[0], completed=done_count)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
@@ -149,22 +149,22 @@ class SlowProgress:
 
 
 async def with_progress(
-    what: str, work: Callable[[Progress], Coroutine[Any, Any, WorkResult]]
+    title: str, work: Callable[[Progress], Coroutine[Any, Any, WorkResult]]
 ) -> WorkResult:
     """Do the work, and show how much of it is done."""
     import asyncio
 
-    done = 0
+    done_count = 0
 
     def progress(count: int) -> None:
-        nonlocal done
-        done = count
+        nonlocal done_count
+        done_count = count
 
     task = asyncio.create_task(work(progress))
     try:
-        with SlowProgress(what) as bar:
+        with SlowProgress(title) as bar:
             while not (await asyncio.wait({task}, timeout=PROGRESS_TICK_S))[0]:
-                bar.show(done)
+                bar.show(done_count)
             return task.result()
     finally:
         if task.cancel():  # interrupted: end the work before its store or connection is closed

@@ -159,8 +159,8 @@ class LinePrinter:
         """If records were skipped, print their number and the first one on stderr."""
         if self._dead_letters is not None and self.skipped:
             topic = self._dead_letters.topic
-            what = "records that do not decode"
-            warn(f"{what}, sent to topic {topic}: {self.skipped}, first {self._first}")
+            subject = "records that do not decode"
+            warn(f"{subject}, sent to topic {topic}: {self.skipped}, first {self._first}")
         elif self.skipped:
             warn(f"skipped records that do not decode: {self.skipped}, first {self._first}")
 
@@ -289,10 +289,10 @@ def _write(octets: bytes) -> None:
     except io.UnsupportedOperation:  # an embedding program has replaced stdout
         sys.stdout.buffer.write(octets)
         return
-    rest = memoryview(octets)
-    while rest:
+    remaining_octets = memoryview(octets)
+    while remaining_octets:
         try:
-            rest = rest[os.write(descriptor, rest) :]
+            remaining_octets = remaining_octets[os.write(descriptor, remaining_octets) :]
         except BlockingIOError:  # another program has made the terminal non-blocking
             select.select([], [descriptor], [])
 

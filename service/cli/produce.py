@@ -148,18 +148,18 @@ class LineProducer:
             raise BadLine(f"{bad} (the lines before it are in the topic: {acked})")
 
     async def _read_all(self, progress: SlowProgress) -> None:
-        rest = b""
+        line_start = b""
         while self.failure is None:
             chunk = await asyncio.to_thread(self._source.read, IDLE_S)
             if chunk:
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, line_start = (line_start + chunk).split(b"\n")
                 for line in lines:
                     await self._add(line)
             elif chunk is not None:
                 break
             progress.show(self._summary.input_bytes)
-        if rest and self.failure is None:
-            await self._add(rest)
+        if line_start and self.failure is None:
+            await self._add(line_start)
 
     async def _add(self, line: bytes) -> None:
         self._lines += 1

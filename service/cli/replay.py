@@ -103,12 +103,12 @@ def frame_of(
     """Return the records between the positions in `options`, in the columns of the format."""
     from tidelog.storage.spark.parquet_scan import read_topic
 
-    more = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
+    s3_options = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
     if settings.s3.path_style is not None:
-        more["pathStyle"] = str(settings.s3.path_style)
+        s3_options["pathStyle"] = str(settings.s3.path_style)
     if file_format != "csv":
-        more["includeHeaders"] = "true"
-    more_options = {name: text for name, text in more.items() if text}
+        s3_options["includeHeaders"] = "true"
+    more_options = {name: text for name, text in s3_options.items() if text}
     return read_topic(spark, settings.store, topic, **options, **more_options)
 
 
@@ -116,8 +116,8 @@ def _check_topic(settings: Settings, topic: str) -> None:
     from tidelog.storage.read.offline_log import open_snapshot
     from tidelog.storage.store.blocking import OpenedStore
 
-    with OpenedStore(settings.store, settings.s3) as opened:
-        opened.run(open_snapshot(opened.store, SystemClock(), [topic]))
+    with OpenedStore(settings.store, settings.s3) as opened_store:
+        opened_store.run(open_snapshot(opened_store.store, SystemClock(), [topic]))
 
 
 def _check_target(to: str, *, overwrite: bool) -> None:

@@ -90,5 +90,5 @@ def restore(
     fields = {
         "bytes" if name == "size" else name: value for name, value in restored._asdict().items()
     }
-    done = Done(fields, lambda: show_line(line), bool(restored.doubts))
-    ChangeOptions(True, as_json).finish(done)
+    result = Done(fields, lambda: show_line(line), bool(restored.doubts))
+    ChangeOptions(True, as_json).finish(result)

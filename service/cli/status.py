@@ -78,8 +78,8 @@ def _show_groups(behind: list[dict[str, Any]]) -> None:
         ],
     )
     if len(behind) > GROUPS_SHOWN:
-        others = plural(len(behind) - GROUPS_SHOWN, "group")
-        show_line(f"... and {others} more: tidelog groups list")
+        hidden_groups = plural(len(behind) - GROUPS_SHOWN, "group")
+        show_line(f"... and {hidden_groups} more: tidelog groups list")
 
 
 def _by_kind(problems: list[dict[str, str]]) -> list[list[dict[str, str]]]:

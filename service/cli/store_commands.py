@@ -116,7 +116,7 @@ class StoreOptions(NamedTuple):
 
     def run(
         self,
-        what: str,
+        title: str,
         work: "Work[WorkResult]",
         *,
         report_damage: bool = True,
@@ -137,7 +137,7 @@ class StoreOptions(NamedTuple):
             async with opened_cluster(
                 settings, report_damage=report_damage, is_reading=is_reading
             ) as cluster:
-                return await with_progress(what, lambda progress: work(cluster, progress))
+                return await with_progress(title, lambda progress: work(cluster, progress))
 
         with command_errors(default_store_hint(settings)):
             return asyncio.run(session())
@@ -179,15 +179,15 @@ class ChangeOptions(NamedTuple):
     ] = False
     as_json: JsonOption = False
 
-    def finish(self, done: Done) -> None:
+    def finish(self, result: Done) -> None:
         """Print the result. Raises the exit status of a failure."""
         if self.as_json:
-            show_json({"is_dry": not self.yes, **done.fields})
+            show_json({"is_dry": not self.yes, **result.fields})
         else:
-            done.show()
+            result.show()
             if not self.yes:
                 show_line(DRY_RUN)
-        if done.is_failed:
+        if result.is_failed:
             raise typer.Exit(EXIT_FAILED)
 
 
@@ -200,15 +200,15 @@ async def recorded(
     because `tidelog status` shows runs of all topics. An interrupted run records nothing.
     """
     try:
-        done = await step
+        result = await step
     except (LogError, OSError) as error:
         if is_recorded:
             await record(cluster.store, cluster.clock, kind, str(error))
         raise
     if is_recorded:
         why = "a part of the work failed: the output of the command has it"
-        await record(cluster.store, cluster.clock, kind, why if done.is_failed else "")
-    return done
+        await record(cluster.store, cluster.clock, kind, why if result.is_failed else "")
+    return result
 
 
 async def record(

@@ -298,8 +298,8 @@ async def sampled(connection: Connection, topic: str, size: int) -> tuple[Sample
 
     async def read(number: int) -> None:
         start, end = ranges[number]
-        wanted = math.ceil(size * (end - start) / max(total, 1))
-        offset = max(start, end - wanted)
+        row_count = math.ceil(size * (end - start) / max(total, 1))
+        offset = max(start, end - row_count)
         while offset < end:
             answer = await connection.get(
                 f"{path}/{number}/records",
@@ -371,8 +371,8 @@ def changes_in_words(changes: Mapping[str, str | None]) -> str:
 def parsed_changes(config: list[str] | None, unset: list[str] | None) -> dict[str, str | None]:
     """Return the changes of `--config` and `--unset`. None stands for a reset. Raises BadUsage."""
     configs = parsed_configs(config)
-    if twice := sorted({*configs} & {*(unset or [])}):
-        raise BadUsage(f"{twice[0]} is given to --config and to --unset")
+    if repeated_names := sorted({*configs} & {*(unset or [])}):
+        raise BadUsage(f"{repeated_names[0]} is given to --config and to --unset")
     return {**configs, **dict.fromkeys(unset or [])}
 
 
@@ -388,9 +388,9 @@ def confirm_expiry(
     except NotThere:
         return  # the topic does not exist, or the broker is of an older version
     if preview["records"]:
-        more = "at least " if preview.get("has_more") else ""
+        qualifier = "at least " if preview.get("has_more") else ""
         size = f" ({preview['bytes'] / 1e6:,.1f} MB)" if preview["bytes"] >= SHOWN_BYTES else ""
-        records = f"{more}{preview['records']:,} records{size}"
+        records = f"{qualifier}{preview['records']:,} records{size}"
         question = f"Retention will delete {records} of {name}. Alter it?"
         confirm(f"deleting {records} of", name, question, yes=False)
 

@@ -120,9 +120,9 @@ class AsyncAdmin(Connected):
         """List the live brokers. The broker that answers always has id 1."""
         return await self._list("/brokers")
 
-    async def acls(self, **wanted: str) -> list[dict[str, Any]]:
+    async def acls(self, **filters: str) -> list[dict[str, Any]]:
         """List the ACLs that match a filter (`resource_type`, `principal` and so on)."""
-        return await self._list("/acls", wanted)
+        return await self._list("/acls", filters)
 
     async def create_acl(self, **acl: str) -> None:
         """Create an ACL from all of its fields.
@@ -132,10 +132,12 @@ class AsyncAdmin(Connected):
         """
         await self._change("POST", "/acls", acl)
 
-    async def delete_acls(self, **wanted: str) -> list[dict[str, Any]]:
+    async def delete_acls(self, **filters: str) -> list[dict[str, Any]]:
         """Delete the ACLs that match a filter, and return them."""
         cluster = await self.connection.cluster()
-        answer = await self.connection.call("DELETE", f"{cluster}/acls", params=wanted, retry_s=0.0)
+        answer = await self.connection.call(
+            "DELETE", f"{cluster}/acls", params=filters, retry_s=0.0
+        )
         acls: list[dict[str, Any]] = self.connection.json_of(answer)["data"]
         return acls
 

@@ -353,13 +353,13 @@ def _trust(ca_file: str | None, *, is_tls: bool) -> ssl.SSLContext | bool:
 def refusal(answer: httpx.Response) -> ClientError:
     """Return the error for a response that is not a success."""
     status = answer.status_code
-    said, code = "", 0
+    reason, code = "", 0
     with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy may send no JSON
         body = answer.json()
-        said, code = str(body["message"]), int(body["error_code"])
-    if status == httpx.codes.NOT_FOUND and said in {"", NO_ROUTE}:
+        reason, code = str(body["message"]), int(body["error_code"])
+    if status == httpx.codes.NOT_FOUND and reason in {"", NO_ROUTE}:
         return NotReachable(f"{answer.request.url}: HTTP 404: is this the URL of a broker?")
-    message = said or f"{answer.request.url}: HTTP {status} {answer.reason_phrase}".rstrip()
+    message = reason or f"{answer.request.url}: HTTP {status} {answer.reason_phrase}".rstrip()
     if status in UNREACHABLE:
         return NotReachable(message, is_unknown=_is_unknown(status, code))
     kind = NotFound if status == httpx.codes.NOT_FOUND else Refused

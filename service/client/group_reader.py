@@ -317,12 +317,14 @@ class GroupReader:
         Return those that are committed: not those of partitions that this member has lost. Raises
         ClientError.
         """
-        left = dict(offsets)
+        remaining_offsets = dict(offsets)
         for _ in range(COMMIT_TRIES):
-            if not left:
+            if not remaining_offsets:
                 break
             body = {
-                "partitions": [_offset(partition, offset) for partition, offset in left.items()]
+                "partitions": [
+                    _offset(partition, offset) for partition, offset in remaining_offsets.items()
+                ]
             }
             try:
                 await self._connection.post(f"{self._path}/offsets", json=body)
@@ -335,11 +337,13 @@ class GroupReader:
                 if error.status != ILLEGAL_STATE:
                     raise
                 await self._read_assignment_or_join()
-                left = {
-                    partition: left[partition] for partition in left if partition in self.positions
+                remaining_offsets = {
+                    partition: remaining_offsets[partition]
+                    for partition in remaining_offsets
+                    if partition in self.positions
                 }
             else:
-                return left
+                return remaining_offsets
         return {}
 
 

@@ -75,13 +75,13 @@ class PartitionReader:
             self._start_reads(wait_ms, tried)
             if not self._reads:
                 return pages
-            done, _ = await asyncio.wait(
+            done_tasks, _ = await asyncio.wait(
                 self._reads.values(),
                 timeout=max(deadline_s - loop.time(), 0) if wait_ms else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            pages += self._taken(done)
-            if not done or any(page.records for page in pages):
+            pages += self._taken(done_tasks)
+            if not done_tasks or any(page.records for page in pages):
                 return pages
 
     def _start_reads(self, wait_ms: int, tried: set[TopicPartition]) -> None:
@@ -112,11 +112,11 @@ class PartitionReader:
             work = self._fetch(partition, wait_ms if is_poll else 0)
             self._reads[partition] = asyncio.create_task(work)
 
-    def _taken(self, done: "set[asyncio.Task[PartitionPage]]") -> list[PartitionPage]:
+    def _taken(self, done_tasks: "set[asyncio.Task[PartitionPage]]") -> list[PartitionPage]:
         pages = []
         failures = []
         for partition, task in list(self._reads.items()):
-            if task not in done:
+            if task not in done_tasks:
                 continue
             del self._reads[partition]
             self._polls.discard(partition)

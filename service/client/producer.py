@@ -330,12 +330,12 @@ class AsyncProducer(Connected):
             await asyncio.gather(*self._tasks, return_exceptions=True)
             error = Closed("the producer was closed before the record was acknowledged")
             for topic in self._topics.values():
-                left = [item for lane in topic.lanes for item in lane.items]
-                left += [item for item, _ in topic.waiting]
+                remaining_items = [item for lane in topic.lanes for item in lane.items]
+                remaining_items += [item for item, _ in topic.waiting]
                 for lane in topic.lanes:
                     lane.items.clear()
                 topic.waiting.clear()
-                self._fail(topic, left, error)
+                self._fail(topic, remaining_items, error)
             self._changed.set()
             await self._disconnect()
 

@@ -153,21 +153,21 @@ def encoded(
     """
     if partition is not None and partition < 0:
         raise BadArgument(f"partition {partition} is negative")
-    more = header_values(headers)
+    record_headers = header_values(headers)
     out: _OutBinary | _OutJson
     if fmt == "binary":
         key_bytes = as_bytes("key", key)
-        out = _OutBinary(as_bytes("value", value), key_bytes, None, timestamp_ms, more)
+        out = _OutBinary(as_bytes("value", value), key_bytes, None, timestamp_ms, record_headers)
         return JsonRecord(_encode(out)[1:-1], key_bytes, partition)
     try:
         text = None if key is None else _encode(key)
-        out = _OutJson(value, key, None, timestamp_ms, more)
+        out = _OutJson(value, key, None, timestamp_ms, record_headers)
         return JsonRecord(_encode(out)[1:-1], text, partition)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise BadArgument(f"the record cannot be JSON: {error}") from None
 
 
-def as_bytes(what: str, value: Any) -> bytes | None:
+def as_bytes(name: str, value: Any) -> bytes | None:
     """Return bytes, or the UTF-8 of a str. Raises BadArgument for other types."""
     match value:
         case None | bytes():
@@ -178,7 +178,7 @@ def as_bytes(what: str, value: Any) -> bytes | None:
             return bytes(value)
         case _:
             raise BadArgument(
-                f"{what}: {type(value).__name__} is not bytes, str or None: encode it, or use "
+                f"{name}: {type(value).__name__} is not bytes, str or None: encode it, or use "
                 "format='json'"
             )
 
@@ -217,9 +217,11 @@ def v3_record(
             record[name] = {"type": "JSON", "data": data}
         elif data is not None:
             record[name] = {"type": "BINARY", "data": as_bytes(name, data)}
-    more = [{"name": header.key, "value": header.value} for header in header_values(headers)]
-    if more:
-        record["headers"] = more
+    record_headers = [
+        {"name": header.key, "value": header.value} for header in header_values(headers)
+    ]
+    if record_headers:
+        record["headers"] = record_headers
     if timestamp_ms is not None:
         stamp = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
         record["timestamp"] = stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")

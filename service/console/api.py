@@ -169,8 +169,8 @@ async def get_overview(
     """Return the brokers, their rates per second, and the size of the cluster."""
     log = broker_log(request)
     rates: RateSampler = request.app.state.reports.rates
-    answered, sizes, state = await rates.all(), await _sizes(log), log.state
-    absent = rates.absent(answered)
+    all_rates, sizes, state = await rates.all(), await _sizes(log), log.state
+    absent = rates.absent(all_rates)
     return Overview(
         cluster_id=log.identity.cluster_id,
         store=log.store_url,
@@ -193,21 +193,21 @@ async def get_overview(
             for partition, why in islice(log.stored.damaged_tails().items(), DAMAGE_SHOWN_MAX)
             if operations.topics.is_shown(rights, partition.topic)
         },
-        brokers=_brokers(log, answered),
+        brokers=_brokers(log, all_rates),
         gone=gone_brokers(log, absent),
         rates=_total(
-            [_rates(broker_rates.recent, broker_rates.seconds) for broker_rates in answered],
-            answered,
+            [_rates(broker_rates.recent, broker_rates.seconds) for broker_rates in all_rates],
+            all_rates,
         ),
-        history=_history(summed([*answered, *(broker.rates for broker in absent)]))
+        history=_history(summed([*all_rates, *(broker.rates for broker in absent)]))
         if history
         else None,
     )
 
 
-def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
+def _brokers(log: Broker, all_rates: list[BrokerRates]) -> list[BrokerNow]:
     me, peers, sequencer, _ = log.cluster.members()
-    by_id = {broker_rates.id: broker_rates for broker_rates in answered}
+    by_id = {broker_rates.id: broker_rates for broker_rates in all_rates}
     members = [me, *peers]
     brokers = []
     for member in members:
@@ -233,8 +233,8 @@ def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
 
 def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker]:
     """Return the absent brokers that are not live. A broker that was started again is not gone."""
-    me, peers, _, others = log.cluster.members()
-    live = {member.name for member in (me, *peers, *others)}
+    me, peers, _, live_members = log.cluster.members()
+    live = {member.name for member in (me, *peers, *live_members)}
     age_ms = log.clock.now_ms() - log.clock.boot_s() * 1000
     broker_by_name = {
         broker.rates.name: GoneBroker(
@@ -253,11 +253,11 @@ def _rates(step: Step, seconds: float) -> RatesNow:
     return _rates_of({name: count / max(seconds, 0.001) for name, count in added}, step.acks)
 
 
-def _total(rates: list[RatesNow], answered: list[BrokerRates]) -> RatesNow:
+def _total(rates: list[RatesNow], all_rates: list[BrokerRates]) -> RatesNow:
     sums = {name: sum(float(getattr(rates_now, name)) for rates_now in rates) for name in NAMES}
     acks = [
         sum(counts)
-        for counts in zip(*(broker_rates.recent.acks for broker_rates in answered), strict=True)
+        for counts in zip(*(broker_rates.recent.acks for broker_rates in all_rates), strict=True)
     ]
     return _rates_of(sums, acks)
 

@@ -140,17 +140,17 @@ async def get_health(
     log, state = broker_log(request), request.app.state
     telemetry: Telemetry = state.reports.telemetry
     sampler: RateSampler = state.reports.rates
-    answered = await sampler.all()
+    all_rates = await sampler.all()
     groups = await _groups(log, telemetry, operations.groups, rights)
     tails, late = await _tails(log, operations.topics, rights)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(RESULTS_S):
             await telemetry.maintenance.stored(log).refresh(age_max_s=0.0)
-    signs = [broker_rates.signs for broker_rates in answered if broker_rates.signs is not None]
+    signs = [broker_rates.signs for broker_rates in all_rates if broker_rates.signs is not None]
     maintenance = telemetry.maintenance.facts(
         log, [broker_signs.maintenance for broker_signs in signs]
     )
-    live = _brokers(log, answered)
+    live = _brokers(log, all_rates)
     problems = judge(
         Facts(
             why_not_ready=await _why_not_ready(log),
@@ -158,7 +158,7 @@ async def get_health(
                 BrokerFacts(broker.name, broker.version or "", broker.level, of)
                 for broker, of in live
             ],
-            sequencers=[broker_rates.sequencer for broker_rates in answered],
+            sequencers=[broker_rates.sequencer for broker_rates in all_rates],
             gone=sorted(member.name for member in log.stats().gone),
             tails=late,
             maintenance=maintenance,
@@ -174,7 +174,7 @@ async def get_health(
         level=log.state.level,
         now_ms=log.clock.now_ms(),
         brokers=[broker for broker, _ in live],
-        gone=gone_brokers(log, sampler.absent(answered)),
+        gone=gone_brokers(log, sampler.absent(all_rates)),
         store=_store(signs),
         tails=tails,
         maintenance=[
@@ -213,13 +213,13 @@ async def _why_not_ready(log: Broker) -> str:
 
 
 def _brokers(
-    log: Broker, answered: list[BrokerRates]
+    log: Broker, all_rates: list[BrokerRates]
 ) -> list[tuple[BrokerHealth, BrokerSigns | None]]:
     """Return the live brokers, the sequencer first, with their signs."""
-    me, _, sequencer, others = log.cluster.members()
-    by_id = {broker_rates.id: broker_rates for broker_rates in answered}
+    me, _, sequencer, live_members = log.cluster.members()
+    by_id = {broker_rates.id: broker_rates for broker_rates in all_rates}
     brokers = []
-    for member in [me, *others]:
+    for member in [me, *live_members]:
         broker_rates = by_id.get(member.id)
         signs = None if broker_rates is None else broker_rates.signs
         shown = BrokerHealth(
@@ -244,9 +244,9 @@ def _store(signs: list[BrokerSigns]) -> StoreHealth:
     ]
     cost = 0.0
     for broker_signs in signs:
-        asked = broker_signs.store.requests
-        paid = asked["create"] + asked["put"] + asked["list"]
-        cost += (paid * PUT_USD + asked["get"] * GET_USD) * DAY_S / broker_signs.seconds
+        requests = broker_signs.store.requests
+        paid = requests["create"] + requests["put"] + requests["list"]
+        cost += (paid * PUT_USD + requests["get"] * GET_USD) * DAY_S / broker_signs.seconds
     p50_s, p99_s = quantile_s(latencies, 0.5), quantile_s(latencies, 0.99)
     return StoreHealth(
         requests=sum(sum(broker_signs.store.requests.values()) for broker_signs in signs),

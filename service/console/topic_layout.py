@@ -194,13 +194,13 @@ def _segments(files: PartitionFiles) -> Iterator[Segments]:
         return
     bounds = np.linspace(0, count, min(count, SEGMENTS_MAX) + 1).astype(int).tolist()
     for first, end in itertools.pairwise(bounds):
-        some = columns.between(first, end)
+        run = columns.between(first, end)
         yield Segments(
-            base_offset=int(some.base_offset[0]),
-            end_offset=int(some.end_offset[-1]),
+            base_offset=int(run.base_offset[0]),
+            end_offset=int(run.end_offset[-1]),
             files=end - first,
-            bytes=int(some.size.sum()),
-            records=int(some.rows.sum()),
-            timestamp_min=int(some.timestamp_min.min()),
-            timestamp_max=int(some.timestamp_max.max()),
+            bytes=int(run.size.sum()),
+            records=int(run.rows.sum()),
+            timestamp_min=int(run.timestamp_min.min()),
+            timestamp_max=int(run.timestamp_max.max()),
         )

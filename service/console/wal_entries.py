@@ -53,8 +53,8 @@ class WalPage:
 
         This takes one LIST, and one GET for each entry that is not cached.
         """
-        after = max(self._log.state.seq - ENTRIES_SHOWN, 0)
-        infos = await self._log.stored.list_entries(after)
+        first_seq = max(self._log.state.seq - ENTRIES_SHOWN, 0)
+        infos = await self._log.stored.list_entries(first_seq)
         entries = []
         for info in reversed(infos[:ENTRIES_SHOWN]):
             seq = object_keys.seq_of(info.key)

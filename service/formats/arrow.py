@@ -411,15 +411,18 @@ def _check_type(name: str, kind: pa.DataType) -> None:
     Ignored columns are checked too, because Arrow reads all columns.
     """
     if name == "headers":
-        is_taken, wanted = _is_pairs(kind), "a list of key and value, strings or binary"
+        is_taken, expected_type = _is_pairs(kind), "a list of key and value, strings or binary"
     elif name == "timestamp":
-        is_taken, wanted = _is_integer(kind) or pa.types.is_timestamp(kind), "a time or an integer"
+        is_taken, expected_type = (
+            _is_integer(kind) or pa.types.is_timestamp(kind),
+            "a time or an integer",
+        )
     elif name in ("partition", "offset"):
-        is_taken, wanted = _is_integer(kind), "an integer"
+        is_taken, expected_type = _is_integer(kind), "an integer"
     else:
-        is_taken, wanted = _is_octets(kind), "strings or binary"
+        is_taken, expected_type = _is_octets(kind), "strings or binary"
     if not is_taken:
-        raise InvalidBody(f"column {name!r} is {one_line(str(kind))[:100]}, not {wanted}")
+        raise InvalidBody(f"column {name!r} is {one_line(str(kind))[:100]}, not {expected_type}")
 
 
 def _is_integer(kind: pa.DataType) -> bool:

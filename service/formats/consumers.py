@@ -272,11 +272,11 @@ def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
     return OffsetCommit(_offsets(request.offsets, 0 if is_strimzi else 1), is_strimzi)
 
 
-def _offsets(requested: Sequence[_Offset], more: int) -> dict[TopicPartition, tuple[int, str]]:
+def _offsets(requested: Sequence[_Offset], step: int) -> dict[TopicPartition, tuple[int, str]]:
     offsets = {}
     for offset in requested:
         _check_offset(offset.offset)
-        offsets[offset.where] = (offset.offset + more, offset.metadata or "")
+        offsets[offset.where] = (offset.offset + step, offset.metadata or "")
     return offsets
 
 
@@ -361,11 +361,11 @@ def fit(read: Read, fmt: str, bytes_max: int) -> int:
     """
     size, portions = 0, list[Portion]()
     for portion in read.portions:
-        fetched, more = fitted(
+        fetched, added_bytes = fitted(
             portion.fetched, portion.topic, fmt, fmt, bytes_max - size, at_least=int(not portions)
         )
         if fetched.pieces:
-            size += more
+            size += added_bytes
             portions.append(portion._replace(fetched=fetched))
     read.portions = portions
     return size

@@ -139,14 +139,14 @@ def with_vectors(body: bytes, vector: Sequence[bytes], partition: int) -> Iterat
     `vector` has the parts of the vector before the page. In `body`, each event has one line with
     its id and one line with its record.
     """
-    before = b",".join([*vector[:partition], b"%d:" % partition])
-    after = b",".join([b"", *vector[partition + 1 :]])
-    step = PIECE_BYTES * EVENT_BYTES_MIN // (EVENT_BYTES_MIN + len(before) + len(after))
+    id_start = b",".join([*vector[:partition], b"%d:" % partition])
+    id_end = b",".join([b"", *vector[partition + 1 :]])
+    step = PIECE_BYTES * EVENT_BYTES_MIN // (EVENT_BYTES_MIN + len(id_start) + len(id_end))
     start = 0
     while start < len(body):
         end = body.find(b"\n\n", start + step) + 2
         end = end if end > 1 else len(body)
-        piece = body[start:end].replace(b"\n\nid: ", b"\n\nid: " + before)
-        piece = piece.replace(b"\ndata: ", after + b"\ndata: ")
-        yield b"id: " + before + piece.removeprefix(b"id: ")
+        piece = body[start:end].replace(b"\n\nid: ", b"\n\nid: " + id_start)
+        piece = piece.replace(b"\ndata: ", id_end + b"\ndata: ")
+        yield b"id: " + id_start + piece.removeprefix(b"id: ")
         start = end

@@ -135,8 +135,8 @@ _SCHEMAS: list[Any] = [
 ]
 
 
-def _decoder(kind: Any, absent: Any, more: list[Any]) -> msgspec.json.Decoder[Any]:
-    fields = [("key", kind, absent), ("value", kind, absent), *more]
+def _decoder(kind: Any, absent: Any, extra_fields: list[Any]) -> msgspec.json.Decoder[Any]:
+    fields = [("key", kind, absent), ("value", kind, absent), *extra_fields]
     record = msgspec.defstruct("Record", fields, forbid_unknown_fields=True, gc=False)
     records: Any = list[record]  # type: ignore[valid-type]
     body = msgspec.defstruct(

@@ -118,8 +118,8 @@ def _is_large_exponent(text: bytes, position: int) -> bool:
     count.
     """
     mantissa = text[max(position - MANTISSA_MAX - 1, 0) : position]
-    before = mantissa.rstrip(_IN_NUMBER)
-    if len(before) == len(mantissa) or (before and before[-1] not in _BEFORE_NUMBER):
+    prefix = mantissa.rstrip(_IN_NUMBER)
+    if len(prefix) == len(mantissa) or (prefix and prefix[-1] not in _BEFORE_NUMBER):
         return False
     first = position + 2 if text[position + 1] == ord("+") else position + 1
     digits = text[first : first + 3]
@@ -149,9 +149,9 @@ def _overflows(text: bytes) -> bool:
 def _end_of_number(text: bytes, position: int) -> int:
     """Return the end of the number at this position, or the position if there is none."""
     while piece := text[position : position + json_scan.BLOCK]:
-        rest = piece.lstrip(_TAIL)
-        position += len(piece) - len(rest)
-        if rest:
+        tail = piece.lstrip(_TAIL)
+        position += len(piece) - len(tail)
+        if tail:
             break
     return position
 

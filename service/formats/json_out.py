@@ -87,9 +87,9 @@ def encode_records(
     page = io.BytesIO()  # a list of pieces would need their bytes twice
     page.write(frame.opening.encode())
     for batch, checked in _merged(batches, is_json):
-        for part, more in _parts(batch, extra) if fmt == "text" else ((batch, extra),):
+        for part, extra_texts in _parts(batch, extra) if fmt == "text" else ((batch, extra),):
             encode = _one_by_one if part.num_rows <= FEW else _joined
-            page.write(encode(fixed, part, checked, more))
+            page.write(encode(fixed, part, checked, extra_texts))
     if frame.closing and page.tell() > len(frame.opening):
         page.seek(-1, io.SEEK_END)  # the comma after the last record
     page.write(frame.closing.encode())
@@ -217,9 +217,9 @@ def _parts(batch: pa.RecordBatch, extra: Any) -> Iterator[tuple[pa.RecordBatch, 
     if heavy <= PART_BYTES:
         yield batch, extra
         return
-    before = weight_before(batch)
+    weights = weight_before(batch)
     limits = np.arange(PART_BYTES, heavy, PART_BYTES)
-    rows = np.unique(np.concatenate(([0], before.searchsorted(limits), [batch.num_rows])))
+    rows = np.unique(np.concatenate(([0], weights.searchsorted(limits), [batch.num_rows])))
     for first, last in pairwise(rows.tolist()):
         yield batch[first:last], None if extra is None else extra[first:last]
 
@@ -262,10 +262,10 @@ def _content(texts: Any) -> memoryview:
 
 def _one_by_one(fixed: _Fixed, batch: pa.RecordBatch, is_json: bool, extra: Any) -> bytes:
     key, value, offset = (text.encode() for text in fixed.texts)
-    after = b"}" + fixed.frame.after.encode()
+    suffix = b"}" + fixed.frame.after.encode()
     numbers: Any = batch.column("offset")
     pieces: list[bytes] = []
-    for number, k, v, stamp, headers, more in zip(
+    for number, k, v, stamp, headers, extra_text in zip(
         numbers.to_pylist(),
         fixed.shown(batch, "key", is_json).to_pylist(),
         fixed.shown(batch, "value", is_json).to_pylist(),
@@ -277,7 +277,7 @@ def _one_by_one(fixed: _Fixed, batch: pa.RecordBatch, is_json: bool, extra: Any)
         if fixed.frame.has_id:
             pieces.append(b"id: %d" % number)
         pieces += key, k or b"null", value, v or b"null", offset
-        pieces += b'%d,"timestamp":%d' % (number, stamp), headers, more, after
+        pieces += b'%d,"timestamp":%d' % (number, stamp), headers, extra_text, suffix
     return b"".join(pieces)
 
 
@@ -319,13 +319,13 @@ def _decimals(start: int, end: int, between: bytes) -> list[bytes]:
     """
     pieces = []
     while start < end:
-        thousands, rest = divmod(start, 1000)
-        stop = min(rest + end - start, 1000)
+        thousands, remainder = divmod(start, 1000)
+        stop = min(remainder + end - start, 1000)
         first, texts = b"", _BELOW_1000
         if thousands:
             first, texts = b"%d" % thousands, _LAST_DIGITS
-        pieces += [first, (between + first).join(texts[rest:stop]), between]
-        start += stop - rest
+        pieces += [first, (between + first).join(texts[remainder:stop]), between]
+        start += stop - remainder
     return pieces[:-1]
 
 

@@ -53,17 +53,17 @@ def block_of(text: bytes, start: int, is_inside: bool) -> Block:
     return Block(octets * (in_string ^ 1), start + len(piece), bool(in_string[-1]))
 
 
-def _parities(bits: npt.NDArray[np.bool_], before: bool) -> Octets:
+def _parities(bits: npt.NDArray[np.bool_], is_odd: bool) -> Octets:
     """Return for each bit whether it and the bits before it have an odd sum (0 or 1).
 
-    `before` is the sum of the bits of the blocks before.
+    `is_odd` is the sum of the bits of the blocks before.
     """
     packed = np.zeros(-(-len(bits) // 64) * 8, np.uint8)
     packed[: -(-len(bits) // 8)] = np.packbits(bits, bitorder="little")
     words = packed.view("<u8")
     for shift in (1, 2, 4, 8, 16, 32):
         words ^= words << np.uint64(shift)
-    odd = np.logical_xor.accumulate(np.concatenate(([before], words[:-1] >> np.uint64(63))))
+    odd = np.logical_xor.accumulate(np.concatenate(([is_odd], words[:-1] >> np.uint64(63))))
     words[odd] ^= np.uint64(0xFFFFFFFFFFFFFFFF)
     return np.unpackbits(packed, count=len(bits), bitorder="little")
 

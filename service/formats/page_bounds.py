@@ -66,10 +66,10 @@ def fitted(
             size += bound
             pieces.append(piece)
             continue
-        before = _size_before(batch, growth)
-        rows = int(before.searchsorted(bytes_max - size, side="right")) - 1
+        sizes = _size_before(batch, growth)
+        rows = int(sizes.searchsorted(bytes_max - size, side="right")) - 1
         rows = min(max(rows, 0 if pieces else at_least), batch.num_rows)
-        size += float(before[rows])
+        size += float(sizes[rows])
         if rows:
             pieces.append(piece._replace(batch=batch.slice(0, rows)))
         if rows < batch.num_rows:

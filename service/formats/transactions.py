@@ -145,23 +145,23 @@ def _check_bounds(request: _Body) -> None:
     offsets = sum(len(group.offsets) for group in request.consumer_groups)
     if not records and not offsets:
         raise InvalidBody("a transaction must have records or offsets")
-    for count, bound, what in (
+    for count, bound, noun in (
         (len(request.topics), TRANSACTION_TOPICS_MAX, "topics"),
         (records, RECORDS_MAX, "records"),
         (offsets, TRANSACTION_OFFSETS_MAX, "offsets"),
     ):
         if count > bound:
-            raise InvalidBody(f"a transaction has {bound} {what} at most, not {count}")
+            raise InvalidBody(f"a transaction has {bound} {noun} at most, not {count}")
     _check_once((topic.topic_name for topic in request.topics), "topic")
     _check_once((group.consumer_group_id for group in request.consumer_groups), "consumer group")
 
 
-def _check_once(names: Iterable[object], what: str) -> None:
-    seen = set()
+def _check_once(names: Iterable[object], noun: str) -> None:
+    known_names = set()
     for name in names:
-        if name in seen:
-            raise InvalidBody(f"{what} {name!r} occurs twice")
-        seen.add(name)
+        if name in known_names:
+            raise InvalidBody(f"{noun} {name!r} occurs twice")
+        known_names.add(name)
 
 
 def _produced(topic: str, records: list[EncodedRecord], now_ms: int) -> Produced:

@@ -338,10 +338,10 @@ class ObjectStream:
         self._at = len(self._buffer)
 
     def _skip_string(self) -> bool:
-        rest = _REST_OF_STRING.match(self._buffer, self._at)
-        assert rest is not None
-        self._at = rest.end()
-        self._in_string = not rest[1]
+        string_end = _REST_OF_STRING.match(self._buffer, self._at)
+        assert string_end is not None
+        self._at = string_end.end()
+        self._in_string = not string_end[1]
         return not self._in_string
 
     def _check_bounds(self) -> None:

@@ -187,12 +187,12 @@ class _Crowd(Generic[G]):
             del self._owners[owner]
         self._resize(owner, len(guests) + 1, len(guests))
 
-    def _resize(self, owner: str, before: int, size: int) -> None:
-        if before:
-            owners = self._by_size[before]
+    def _resize(self, owner: str, old_size: int, size: int) -> None:
+        if old_size:
+            owners = self._by_size[old_size]
             del owners[owner]
             if not owners:
-                del self._by_size[before]
+                del self._by_size[old_size]
         if size:
             self._by_size.setdefault(size, {})[owner] = None
 
@@ -283,8 +283,8 @@ class Admission(Generic[G]):
 
         The returned connection counts no more.
         """
-        limits, seen = self.limits, _LastCheck(network_of(address))
-        of_address = self._addresses.get(seen.address) or _Crowd()
+        limits, last_check = self.limits, _LastCheck(network_of(address))
+        of_address = self._addresses.get(last_check.address) or _Crowd()
         full, bound = None, limits.connections_max
         if of_address.count >= limits.address_max:
             full, bound = of_address, limits.address_max
@@ -295,39 +295,39 @@ class Admission(Generic[G]):
             full = self._everyone
         victim: G | None = None
         if full is not None:
-            victim = full.displaceable(bound, seen.address, self._idle_of)
+            victim = full.displaceable(bound, last_check.address, self._idle_of)
             if victim is None:
-                seen.is_spare = True
+                last_check.is_spare = True
                 if len(self._spare) >= limits.spare_max:
                     victim = next(iter(self._spare))
         if victim is not None:
             self.leave(victim)
             self.ended["displaced"] += 1
-        self._seen[guest] = seen
-        if seen.is_spare:
+        self._seen[guest] = last_check
+        if last_check.is_spare:
             self._spare[guest] = None
             return victim
         self._everyone.add(guest)
-        self._addresses.setdefault(seen.address, of_address).add(guest)
+        self._addresses.setdefault(last_check.address, of_address).add(guest)
         return victim
 
     def _idle_of(self, guest: G) -> bool | None:
-        seen, (phase, progress) = self._seen[guest], guest.observed()
+        last_check, (phase, progress) = self._seen[guest], guest.observed()
         if phase not in (Phase.IDLE, Phase.HEAD):
             return None
-        return phase is seen.phase and progress == seen.progress
+        return phase is last_check.phase and progress == last_check.progress
 
     def prove(self, guest: G) -> None:
         """Note that the client has sent what proves its connection (A3).
 
         `guest.owner` is its owner from now on.
         """
-        seen = self._seen.get(guest)
-        if seen is None or seen.is_spare or seen.owner is not None:
+        last_check = self._seen.get(guest)
+        if last_check is None or last_check.is_spare or last_check.owner is not None:
             return
-        seen.owner = guest.owner or seen.address
-        self._everyone.prove(guest, seen.owner)
-        self._addresses[seen.address].prove(guest, seen.owner)
+        last_check.owner = guest.owner or last_check.address
+        self._everyone.prove(guest, last_check.owner)
+        self._addresses[last_check.address].prove(guest, last_check.owner)
 
     def is_spare(self, guest: G) -> bool:
         """Whether the connection is above a bound, so that only the routes of health are served."""
@@ -335,17 +335,17 @@ class Admission(Generic[G]):
 
     def leave(self, guest: G) -> None:
         """Stop counting a connection that is closed. A second call does nothing."""
-        seen = self._seen.pop(guest, None)
-        if seen is None:
+        last_check = self._seen.pop(guest, None)
+        if last_check is None:
             return
-        if seen.is_spare:
+        if last_check.is_spare:
             del self._spare[guest]
             return
-        self._everyone.remove(guest, seen.owner)
-        of_address = self._addresses[seen.address]
-        of_address.remove(guest, seen.owner)
+        self._everyone.remove(guest, last_check.owner)
+        of_address = self._addresses[last_check.address]
+        of_address.remove(guest, last_check.owner)
         if not of_address.count:
-            del self._addresses[seen.address]
+            del self._addresses[last_check.address]
 
     # -- clocks
 
@@ -359,25 +359,25 @@ class Admission(Generic[G]):
         looked = 0
         for guest in islice(self._round, WATCHED_MAX):
             looked += 1
-            seen = self._seen.get(guest)
-            if seen is None:
+            last_check = self._seen.get(guest)
+            if last_check is None:
                 continue
             phase, progress = guest.observed()
             if phase is Phase.SERVED:
-                seen.phase = phase
+                last_check.phase = phase
                 continue
             limit_s, least = self._clocks[phase]
-            if phase is not seen.phase or not 0 <= progress - seen.progress < least:
-                seen.phase, seen.progress, seen.since_s = phase, progress, now_s
-                if seen.owner is not None:
-                    self._everyone.use(guest, seen.owner)
-                    self._addresses[seen.address].use(guest, seen.owner)
+            if phase is not last_check.phase or not 0 <= progress - last_check.progress < least:
+                last_check.phase, last_check.progress, last_check.since_s = phase, progress, now_s
+                if last_check.owner is not None:
+                    self._everyone.use(guest, last_check.owner)
+                    self._addresses[last_check.address].use(guest, last_check.owner)
                 continue
-            if phase is Phase.IDLE and seen.owner is None:
+            if phase is Phase.IDLE and last_check.owner is None:
                 limits = self.limits
-                is_first = seen.is_spare or not progress
+                is_first = last_check.is_spare or not progress
                 limit_s = min(limit_s, limits.first_byte_s if is_first else limits.unproved_idle_s)
-            if now_s - seen.since_s >= limit_s:
+            if now_s - last_check.since_s >= limit_s:
                 self.ended[phase.value] += 1
                 overdue_guests.append((guest, phase))
         if looked == WATCHED_MAX:

@@ -97,10 +97,10 @@ def coding_of_answer(accept_encoding: bytes, *, is_hot: bool) -> bytes:
     for part in accept_encoding.lower().split(b","):
         name, _, parameter = part.partition(b";")
         qualities[name.strip()] = _quality(parameter)
-    others = qualities.get(b"*", 0.0)
+    other_quality = qualities.get(b"*", 0.0)
     if is_hot and qualities.get(b"identity", qualities.get(b"*", 1.0)) > 0:
         return b""
-    zstd, gzip = (qualities.get(name, others) for name in (b"zstd", b"gzip"))
+    zstd, gzip = (qualities.get(name, other_quality) for name in (b"zstd", b"gzip"))
     if not max(zstd, gzip) > 0:
         return b""
     return b"zstd" if zstd >= gzip else b"gzip"

@@ -81,8 +81,8 @@ async def page_of_query(
     query = tuple(
         (name, text) for name, text in request.query_params.multi_items() if name != "page_token"
     )
-    after = None if not page_token else _key(page_token)
-    return Page(min(page_size, PAGE_ITEMS_MAX), after, query)
+    start_key = None if not page_token else _key(page_token)
+    return Page(min(page_size, PAGE_ITEMS_MAX), start_key, query)
 
 
 WantedPage = Annotated[Page, Depends(page_of_query)]

@@ -318,9 +318,9 @@ async def until_gone(receive: Receive) -> None:
 
 def received_again(body: bytes, then: Receive) -> Receive:
     """Return a `receive` that first returns `body`, which was read already, then calls `then`."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> MutableMapping[str, Any]:
-        return left.pop() if left else await then()
+        return messages.pop() if messages else await then()
 
     return receive

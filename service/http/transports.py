@@ -194,7 +194,7 @@ class TlsTransport:
         try:
             for piece, records in self._records.split(data):
                 self._incoming.write(piece)
-                before = len(plain)
+                old_size = len(plain)
                 try:
                     if not self.is_open:
                         tls.do_handshake()
@@ -203,7 +203,7 @@ class TlsTransport:
                         plain.append(text)
                     self.is_over = True
                 except ssl.SSLWantReadError:
-                    if self.is_open and not self._is_asked(records, len(plain) - before):
+                    if self.is_open and not self._is_asked(records, len(plain) - old_size):
                         self._above.on_failed("too many messages")
                         return b""
                 if self.is_over:
@@ -268,13 +268,13 @@ class TlsTransport:
 
         The next turn of the loop, or `resume_writing`, continues with the rest.
         """
-        left = STEP_BYTES
-        while self._waiting and left and not self._is_raw_paused:
+        remaining_bytes = STEP_BYTES
+        while self._waiting and remaining_bytes and not self._is_raw_paused:
             data = self._waiting.popleft()
-            if len(data) > left:
-                self._waiting.appendleft(data[left:])
-                data = data[:left]
-            left -= len(data)
+            if len(data) > remaining_bytes:
+                self._waiting.appendleft(data[remaining_bytes:])
+                data = data[:remaining_bytes]
+            remaining_bytes -= len(data)
             self._waiting_bytes -= len(data)
             assert self._tls is not None
             try:
@@ -519,7 +519,7 @@ def unacknowledged(transport: CountedTransport) -> int:
 def _events(transport: CountedTransport, events: int) -> int:
     poll = select.poll()
     poll.register(_fd(transport), events)
-    return next((seen for _, seen in poll.poll(0)), 0)
+    return next((mask for _, mask in poll.poll(0)), 0)
 
 
 def _fd(transport: CountedTransport) -> int:

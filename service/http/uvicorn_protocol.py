@@ -195,8 +195,8 @@ class Protocol(HttpToolsProtocol):
         self.flow.settle_arrivals()
         if not self._is_proved and self.config.proves_by_head:
             self.prove()
-        before = self.cycle
-        if before is None or before.response_complete:
+        old_cycle = self.cycle
+        if old_cycle is None or old_cycle.response_complete:
             self._begin(version)
             self._start_asgi_task(self.cycle, self._app)
         elif self._may_wait():
@@ -204,7 +204,7 @@ class Protocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self._app))
         else:
-            self._end_after(before)
+            self._end_after(old_cycle)
 
     def _may_wait(self) -> bool:
         """Whether a request may wait for the answers to earlier requests."""

@@ -406,12 +406,12 @@ class AppendQueue:
 
     def _turn(self) -> None:
         """Append up to PARTS_MAX batches."""
-        waiting, left = self._waiting, PARTS_MAX
+        waiting, remaining_batches = self._waiting, PARTS_MAX
         pause_s: float | None = None
-        while waiting and left > 0 and pause_s is None:
+        while waiting and remaining_batches > 0 and pause_s is None:
             first = waiting[0]
             try:
-                left -= max(first.run(left), 1)
+                remaining_batches -= max(first.run(remaining_batches), 1)
             except Throttled as full:
                 if self._loop.time() < first.deadline_s and not self._context.is_draining:
                     pause_s = self._pause_s

@@ -69,7 +69,7 @@ def called(
     serve: Callable[..., Any],
     request: Any,
     client: ApiClient,
-    *more: object,
+    *callbacks: object,
 ) -> Any:
     """Call a handler of an API.
 
@@ -77,9 +77,9 @@ def called(
     coroutine that does the same. Raises Unauthenticated.
     """
     if api.is_async:
-        return _awaited(context, api, serve, request, client, *more)
+        return _awaited(context, api, serve, request, client, *callbacks)
     try:
-        return serve(request, client, *more)
+        return serve(request, client, *callbacks)
     except LogError as error:
         return _answer(context, api, request, client, error)
 
@@ -90,7 +90,7 @@ async def _awaited(
     serve: Callable[..., Any],
     request: Any,
     client: ApiClient,
-    *more: object,
+    *callbacks: object,
 ) -> Any:
     """Await a handler, and answer its error of the log.
 
@@ -98,7 +98,7 @@ async def _awaited(
     coroutine of the handler without an await.
     """
     try:
-        return await serve(request, client, *more)
+        return await serve(request, client, *callbacks)
     except LogError as error:
         return _answer(context, api, request, client, error)
 

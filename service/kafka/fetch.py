@@ -86,7 +86,7 @@ class KafkaFetch:
             return FetchResponse(throttle_time_ms=0, error_code=code, responses=[])
         topics = request.topics if session is None else session.topics()
         response = FetchResponse(throttle_time_ms=0, responses=[])
-        wanted = await self._plan(topics, client, response)
+        readable_partitions = await self._plan(topics, client, response)
         throttle_s = 0.0 if rights is ALL_RIGHTS else rights.throttle_s(CONSUMER_BYTE_RATE)
         if throttle_s:  # as Kafka: an answer without records, and then a pause
             response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
@@ -95,13 +95,13 @@ class KafkaFetch:
             return response
         share = Share(context.answers, rights.principal)
         try:
-            is_readable = len(wanted) == _count(topics)
-            size = await self._read(request, wanted, share, not is_readable)
+            is_readable = len(readable_partitions) == _count(topics)
+            size = await self._read(request, readable_partitions, share, not is_readable)
             if rights is not ALL_RIGHTS:
-                self._charge(wanted, client, size)
+                self._charge(readable_partitions, client, size)
             self._keep_session(session, request, response, client, is_readable=is_readable)
             encode = encoder(FetchResponse, client.version)
-            if len(wanted) <= ELEMENTS_INLINE_MAX:
+            if len(readable_partitions) <= ELEMENTS_INLINE_MAX:
                 pieces = encode(response)
             else:
                 pieces = await context.threads.run(rights, 0, partial(encode, response), share)
@@ -150,7 +150,7 @@ class KafkaFetch:
         unread = Code.NONE
         if any(self._topic(fetch_topic, by_id) is None for fetch_topic in topics):
             unread = await context.refreshed(API, RequestKind.FETCH)
-        wanted: list[_Wanted] = []
+        readable_partitions: list[_Wanted] = []
         slices = Slices()
         for fetch_topic in topics:
             await slices.pause()
@@ -161,18 +161,18 @@ class KafkaFetch:
                 name = "" if by_id else fetch_topic.topic
                 code = await context.topic_refusal(API, client, FETCH, topic, name, unread=unread)
             answers = []
-            for asked in fetch_topic.partitions:
+            for requested in fetch_topic.partitions:
                 await slices.pause()
-                answer = _empty(asked, code)
+                answer = _empty(requested, code)
                 answers.append(answer)
                 if topic is not None and not code:
-                    self._want(topic, asked, answer, wanted)
+                    self._want(topic, requested, answer, readable_partitions)
             response.responses.append(
                 FetchableTopicResponse(
                     topic=fetch_topic.topic, topic_id=fetch_topic.topic_id, partitions=answers
                 )
             )
-        return wanted
+        return readable_partitions
 
     def _topic(self, fetch_topic: FetchTopic, by_id: bool) -> Topic | None:
         return self._context.topic(fetch_topic.topic, fetch_topic.topic_id if by_id else None)
@@ -180,23 +180,27 @@ class KafkaFetch:
     def _want(
         self,
         topic: Topic,
-        asked: FetchPartition,
+        requested: FetchPartition,
         answer: FetchablePartitionResponse,
-        wanted: list[_Wanted],
+        readable_partitions: list[_Wanted],
     ) -> None:
-        if not 0 <= asked.partition < len(topic.partitions):
+        if not 0 <= requested.partition < len(topic.partitions):
             code = Code.UNKNOWN_TOPIC_OR_PARTITION
             answer.error_code = self._context.refusal(API, code)
             return
-        if asked.current_leader_epoch > 0:
+        if requested.current_leader_epoch > 0:
             answer.error_code = self._context.refusal(API, Code.UNKNOWN_LEADER_EPOCH)
             return
-        wanted.append(_Wanted(topic.name, topic.topic_id, asked, answer))
+        readable_partitions.append(_Wanted(topic.name, topic.topic_id, requested, answer))
 
     # -- records
 
     async def _read(
-        self, request: FetchRequest, wanted: list[_Wanted], share: Share, has_error: bool
+        self,
+        request: FetchRequest,
+        readable_partitions: list[_Wanted],
+        share: Share,
+        has_error: bool,
     ) -> int:
         """Read the partitions, or wait for `min_bytes` of records.
 
@@ -206,20 +210,22 @@ class KafkaFetch:
         the request came must be visible (I3). During the wait, the broker's poll or another request
         has mostly done this.
         """
-        arrived_s, is_refreshed = self._broker.clock.boot_s(), not wanted
+        arrived_s, is_refreshed = self._broker.clock.boot_s(), not readable_partitions
         loop, settings = asyncio.get_running_loop(), self._context.settings
-        wait_ms_max = WIDE_WAIT_MS_MAX if len(wanted) > WIDE_MIN else settings.fetch_wait_ms_max
+        wait_ms_max = (
+            WIDE_WAIT_MS_MAX if len(readable_partitions) > WIDE_MIN else settings.fetch_wait_ms_max
+        )
         wait_s = min(max(request.max_wait_ms, 0), wait_ms_max) / 1000
         deadline_s = loop.time() + wait_s
         pause_s = ROOM_S
         while True:
             reading = _Reading(min(max(request.max_bytes, 1), settings.fetch_bytes_max), share)
             slices = Slices()
-            for wanted_partition in wanted:
+            for wanted_partition in readable_partitions:
                 await slices.pause()
                 has_error = not await self._read_partition(wanted_partition, reading) or has_error
             is_late = loop.time() >= deadline_s or self._context.is_draining
-            if reading.size >= request.min_bytes or has_error or is_late or not wanted:
+            if reading.size >= request.min_bytes or has_error or is_late or not readable_partitions:
                 if reading.size or has_error or is_refreshed or reading.has_no_memory:
                     for topic, records, size in reading.topics:
                         self._context.traffic.add_records_out(records, size, topic, KAFKA)
@@ -235,24 +241,24 @@ class KafkaFetch:
                 continue
             keys = [
                 (wanted_partition.topic, wanted_partition.asked.partition)
-                for wanted_partition in wanted
+                for wanted_partition in readable_partitions
             ]
             if not await self._broker.records.wait_any(keys, loop.create_future(), deadline_s):
                 deadline_s = loop.time()
 
     async def _read_partition(self, wanted_partition: _Wanted, reading: "_Reading") -> bool:
         """Read one partition into its answer. Return False after an error."""
-        answer, asked = wanted_partition.answer, wanted_partition.asked
+        answer, requested = wanted_partition.answer, wanted_partition.asked
         answer.records = []
         try:
             topic = self._broker.state.topic_of_id(wanted_partition.topic_id)
             if topic is None:  # deleted during the wait
                 raise UnknownTopic(wanted_partition.topic)
-            partition = topic.partitions[asked.partition]
+            partition = topic.partitions[requested.partition]
             ends = partition.log_start_offset, partition.high_watermark
-            if asked.fetch_offset != partition.high_watermark:
-                most = reading.reserve(asked.partition_max_bytes)
-                number, offset = asked.partition, asked.fetch_offset
+            if requested.fetch_offset != partition.high_watermark:
+                most = reading.reserve(requested.partition_max_bytes)
+                number, offset = requested.partition, requested.fetch_offset
                 batches = await self._context.batches.read(topic, number, offset, most)
                 if reading.take(batches.size):
                     answer.records = batches.pieces
@@ -267,13 +273,13 @@ class KafkaFetch:
         answer.last_stable_offset = answer.high_watermark
         return not answer.error_code
 
-    def _charge(self, wanted: list[_Wanted], client: ApiClient, size: int) -> None:
+    def _charge(self, readable_partitions: list[_Wanted], client: ApiClient, size: int) -> None:
         """Charge the bytes to the quota.
 
         Remove the records of topics that the client may no longer read.
         """
         client.rights.check_valid()
-        for wanted_partition in wanted:
+        for wanted_partition in readable_partitions:
             if not FETCH.is_granted(client.rights, wanted_partition.topic):
                 wanted_partition.answer.records = []
                 error = FETCH.refusal(client.rights, wanted_partition.topic)
@@ -323,9 +329,9 @@ def _count(topics: list[FetchTopic]) -> int:
     return sum(len(topic.partitions) for topic in topics)
 
 
-def _empty(asked: FetchPartition, code: Code) -> FetchablePartitionResponse:
+def _empty(requested: FetchPartition, code: Code) -> FetchablePartitionResponse:
     return FetchablePartitionResponse(
-        partition_index=asked.partition,
+        partition_index=requested.partition,
         error_code=code,
         high_watermark=UNKNOWN,
         aborted_transactions=None,

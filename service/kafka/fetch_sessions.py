@@ -49,20 +49,20 @@ class _Kept:
 
     __slots__ = ("asked", "ends")
 
-    def __init__(self, asked: FetchPartition) -> None:
-        self.asked = asked
+    def __init__(self, requested: FetchPartition) -> None:
+        self.asked = requested
         self.ends: tuple[int, int, int] | None = None
         """High watermark, last stable offset and log start of the last answer without an error."""
 
     def take(self, answer: FetchablePartitionResponse) -> bool:
         """Note an answer. Return whether the client must get it."""
-        before = self.ends
+        old_ends = self.ends
         self.ends = answer.high_watermark, answer.last_stable_offset, answer.log_start_offset
         if answer.error_code:
             self.ends = None  # the client gets the next answer without an error, too
             return True
         has_records = answer.records is not None and any(map(len, answer.records))
-        return has_records or before != self.ends
+        return has_records or old_ends != self.ends
 
 
 class FetchSession:
@@ -85,12 +85,12 @@ class FetchSession:
         for forgotten in request.forgotten_topics_data:
             for number in forgotten.partitions:
                 self._kept.pop(_Name(forgotten.topic, forgotten.topic_id, number), None)
-        for name, asked in _partitions(request.topics):
+        for name, requested in _partitions(request.topics):
             partition = self._kept.get(name)
             if partition is None:
-                self._kept[name] = _Kept(asked)
+                self._kept[name] = _Kept(requested)
             else:
-                partition.asked = asked
+                partition.asked = requested
 
     def topics(self) -> list[FetchTopic]:
         """Return the partitions to read. A topic may be there more than once."""
@@ -207,5 +207,5 @@ class FetchSessions:
 
 def _partitions(topics: list[FetchTopic]) -> Iterator[tuple[_Name, FetchPartition]]:
     for topic in topics:
-        for asked in topic.partitions:
-            yield _Name(topic.topic, topic.topic_id, asked.partition), asked
+        for requested in topic.partitions:
+            yield _Name(topic.topic, topic.topic_id, requested.partition), requested

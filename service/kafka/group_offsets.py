@@ -176,12 +176,12 @@ class KafkaGroupOffsets:
             call = GroupCall(self._context, "OffsetCommit", client)
             if code := call.quota_refusal():
                 return code, call.throttle_ms
-        who = Identity(request.member_id, request.group_instance_id or "")
+        identity = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
         try:
             code = Code(
                 await self._groups.commit_offsets(
-                    request.group_id, who, generation, offsets, gone_partitions
+                    request.group_id, identity, generation, offsets, gone_partitions
                 )
             )
         except LogError as error:
@@ -279,8 +279,8 @@ class KafkaGroupOffsets:
                 "OffsetFetch", client, DESCRIBE_GROUP, group.group_id
             )
             topics = group.topics
-            asked = None if topics is None else await _Asked.of(topics)
-            answers = [] if refusal else await self._fetch(group.group_id, asked, client)
+            asked_topics = None if topics is None else await _Asked.of(topics)
+            answers = [] if refusal else await self._fetch(group.group_id, asked_topics, client)
             groups.append(
                 messages.OffsetFetchResponseGroup(
                     group_id=group.group_id, topics=answers, error_code=refusal
@@ -294,19 +294,20 @@ class KafkaGroupOffsets:
         refusal = code or await self._context.group_refusal(
             "OffsetFetch", client, DESCRIBE_GROUP, request.group_id
         )
-        asked = None
+        asked_topics = None
         if request.topics is not None:
-            asked = await _Asked.of(request.topics)
+            asked_topics = await _Asked.of(request.topics)
         if refusal and client.version < 2:  # version 1 has no error of the request
             answers = [
-                await _refused(asked_topic, client.version, refusal) for asked_topic in asked or ()
+                await _refused(asked_topic, client.version, refusal)
+                for asked_topic in asked_topics or ()
             ]
         else:
-            answers = [] if refusal else await self._fetch(request.group_id, asked, client)
+            answers = [] if refusal else await self._fetch(request.group_id, asked_topics, client)
         return messages.OffsetFetchResponse(topics=answers, error_code=refusal)
 
     async def _fetch(
-        self, group_id: str, asked: list["_Asked"] | None, client: ApiClient
+        self, group_id: str, asked_topics: list["_Asked"] | None, client: ApiClient
     ) -> list[Any]:
         """Return the offsets in these partitions, or all in topics that the client may see.
 
@@ -314,13 +315,13 @@ class KafkaGroupOffsets:
         """
         committed = self._broker.state.committed_offsets.of_group(group_id)
         answers: list[_Topic] = []
-        if asked is None:
+        if asked_topics is None:
             operations = self._context.operations.groups
             for shown_topic in await operations.committed_topics(client.rights, group_id):
                 numbers = sorted(committed.get(shown_topic.topic_id, {}))
                 answers.append(await self._committed(group_id, shown_topic, numbers, client))
             return answers
-        async for asked_topic in sliced(asked):
+        async for asked_topic in sliced(asked_topics):
             topic = self._topic(asked_topic.name, asked_topic.topic_id, client)
             name, api = asked_topic.name if topic is None else topic.name, "OffsetFetch"
             if name:
@@ -371,19 +372,19 @@ class KafkaGroupOffsets:
 
     async def _deleted(
         self,
-        asked: messages.OffsetDeleteRequestTopic,
+        asked_topic: messages.OffsetDeleteRequestTopic,
         subscribed: set[str] | None,
         client: ApiClient,
         partitions: list[TopicIdPartition],
     ) -> _DeletedTopic:
         """Return a topic's answer, and add the partitions without an error to `partitions`."""
-        api, context, name = "OffsetDelete", self._context, asked.name
+        api, context, name = "OffsetDelete", self._context, asked_topic.name
         topic = self._broker.state.topics.get(name)
         refusal = await context.topic_refusal(api, client, FETCH, topic, name)
         if not refusal and (subscribed is None or name in subscribed):
             refusal = context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
         answers = []
-        async for partition in sliced(asked.partitions):
+        async for partition in sliced(asked_topic.partitions):
             code, number = refusal, partition.partition_index
             if topic is None or not 0 <= number < len(topic.partitions):
                 code = refusal or context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
@@ -450,9 +451,9 @@ def _topic(version: int, name: str, topic_id: bytes, partitions: list[Any]) -> _
     return messages.OffsetFetchResponseTopics(name=name, topic_id=topic_id, partitions=partitions)
 
 
-async def _refused(asked: _Asked, version: int, code: Code) -> Any:
+async def _refused(asked_topic: _Asked, version: int, code: Code) -> Any:
     """Return the answers for partitions whose offsets the client may not see."""
     partitions = [
-        _partition(version, number, None, code) async for number in sliced(asked.partitions)
+        _partition(version, number, None, code) async for number in sliced(asked_topic.partitions)
     ]
-    return _topic(version, asked.name, asked.topic_id, partitions)
+    return _topic(version, asked_topic.name, asked_topic.topic_id, partitions)

@@ -192,8 +192,10 @@ class Groups:
         """Answer Heartbeat."""
         code = await self._context.group_refusal("Heartbeat", client, JOIN_GROUP, request.group_id)
         if not code:
-            who = _identity(request.member_id, request.group_instance_id)
-            group_code = await self._groups.heartbeat(request.group_id, who, request.generation_id)
+            identity = _identity(request.member_id, request.group_instance_id)
+            group_code = await self._groups.heartbeat(
+                request.group_id, identity, request.generation_id
+            )
             code = self._counted("Heartbeat", group_code)
         return messages.HeartbeatResponse(error_code=code)
 
@@ -207,11 +209,11 @@ class Groups:
             leaving = [messages.MemberIdentity(member_id=request.member_id)]
         codes: list[Code] = []
         if not code:
-            who = [
+            identities = [
                 _identity(member.member_id, member.group_instance_id)
                 async for member in sliced(leaving)
             ]
-            codes_or_code = await self._groups.leave(request.group_id, who)
+            codes_or_code = await self._groups.leave(request.group_id, identities)
             if isinstance(codes_or_code, list):
                 codes = [
                     self._counted("LeaveGroup", member_code)
@@ -274,19 +276,19 @@ class Groups:
         groups of many megabytes.
         """
         groups: list[messages.DescribedGroup] = []
-        left = DESCRIBED_BYTES_MAX
+        remaining_bytes = DESCRIBED_BYTES_MAX
         async for group_id in sliced([*dict.fromkeys(request.groups)][:GROUPS_MAX]):
             group = await self._described_group(group_id, request, client)
             size = sum(
                 len(member.member_metadata) + len(member.member_assignment)
                 for member in group.members
             )
-            if size > left:
+            if size > remaining_bytes:
                 group.error_code = self._context.refusal("DescribeGroups", Code.MESSAGE_TOO_LARGE)
                 group.error_message = "the answer would be too large: ask for fewer groups at once"
                 group.members = []
             else:
-                left -= size
+                remaining_bytes -= size
             groups.append(group)
         response = messages.DescribeGroupsResponse(groups=groups)
         elements = len(groups) + sum(len(group.members) for group in groups)

@@ -60,14 +60,16 @@ class Placement:
             return DescribeLogDirsResponse(throttle_time_ms=0, error_code=code, results=[])
         state = self._broker.state
         if request.topics is None:
-            wanted = {name: range(len(topic.partitions)) for name, topic in state.topics.items()}
+            numbers_by_topic = {
+                name: range(len(topic.partitions)) for name, topic in state.topics.items()
+            }
         else:
-            wanted = {
+            numbers_by_topic = {
                 asked_topic.topic: dict.fromkeys(asked_topic.partitions)  # type: ignore[misc]
                 for asked_topic in request.topics
             }
         topics, slices = [], Slices()
-        for name, numbers in wanted.items():
+        for name, numbers in numbers_by_topic.items():
             topic = state.topics.get(name)
             if topic is None:
                 continue

@@ -146,8 +146,8 @@ class Routing:
         """
         me, peers, _, _ = self._broker.cluster.members()
         is_draining = self._context.is_draining
-        seen = (is_draining, *(peer.id for peer in peers))
-        if seen != self._seen or not self._nodes:
+        member_ids = (is_draining, *(peer.id for peer in peers))
+        if member_ids != self._seen or not self._nodes:
             own = KafkaNode(
                 self.listener.node_id,
                 self.listener.host,
@@ -161,7 +161,7 @@ class Routing:
             if nodes != self._nodes:
                 self._leaders.clear()
                 self._leader_count = 0
-            self._seen, self._nodes = seen, nodes
+            self._seen, self._nodes = member_ids, nodes
         return self._nodes
 
     def leaders(self, topic: Topic, zone: str) -> list[int]:
@@ -204,13 +204,13 @@ class Routing:
             topics, failed = [], []
             slices = Slices()
             # A topic is described once, as in Kafka: a request may name it thousands of times.
-            seen = set[str | bytes]()
+            known_keys = set[str | bytes]()
             for asked_topic in named:
                 await slices.pause()
                 key = asked_topic.topic_id if asked_topic.name is None else asked_topic.name
-                if key in seen:
+                if key in known_keys:
                     continue
-                seen.add(key)
+                known_keys.add(key)
                 topic = await self._topic_of(asked_topic, request, client, unread)
                 (topics if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
         response = self._without_topics(request, rights)
@@ -367,7 +367,7 @@ class Routing:
         state = self._broker.state  # the read may have loaded another
         is_all = not names
         cursor = request.cursor
-        left = max(min(request.response_partition_limit, PAGE_PARTITIONS_MAX), 1)
+        remaining_count = max(min(request.response_partition_limit, PAGE_PARTITIONS_MAX), 1)
         answers: list[DescribeTopicPartitionsResponseTopic] = []
         following: Cursor | None = None
         slices = Slices()
@@ -380,7 +380,7 @@ class Routing:
             first = 0
             if cursor is not None and name == cursor.topic_name:
                 first = max(cursor.partition_index, 0)
-            if left <= 0:
+            if remaining_count <= 0:
                 following = Cursor(topic_name=name, partition_index=first)
                 break
             topic, context = state.topics.get(name), self._context
@@ -397,9 +397,9 @@ class Routing:
                     )
                 )
             else:
-                answers.append(self._page_of(topic, first, left, client))
+                answers.append(self._page_of(topic, first, remaining_count, client))
                 first += len(answers[-1].partitions)
-                left -= max(len(answers[-1].partitions), 1)
+                remaining_count -= max(len(answers[-1].partitions), 1)
                 if first < len(topic.partitions):
                     following = Cursor(topic_name=name, partition_index=first)
                     break

@@ -62,23 +62,23 @@ class KafkaOffsets:
     ) -> ListOffsetsResponse:
         """Answer ListOffsets, from a view that has all records acknowledged before the request."""
         api, refusal = "ListOffsets", await self._refresh("ListOffsets")
-        topics, slices, seen = [], Slices(), set[tuple[str, int]]()
+        topics, slices, known_partitions = [], Slices(), set[tuple[str, int]]()
         for asked_topic in request.topics:
             topic = self._broker.state.topics.get(asked_topic.name)
             code = refusal or await self._context.topic_refusal(
                 api, client, DESCRIBE_TOPIC, topic, asked_topic.name
             )
             answers = []
-            for asked in asked_topic.partitions:
+            for requested in asked_topic.partitions:
                 await slices.pause()
-                why, key = code, (asked_topic.name, asked.partition_index)
-                if not why and key in seen:  # as in Kafka: a search takes time
+                why, key = code, (asked_topic.name, requested.partition_index)
+                if not why and key in known_partitions:  # as in Kafka: a search takes time
                     why = self._context.refusal(api, Code.INVALID_REQUEST)
-                seen.add(key)
+                known_partitions.add(key)
                 if topic is None or why:
-                    answers.append(_failed(asked, why))
+                    answers.append(_failed(requested, why))
                 else:
-                    answers.append(await self._offset(topic, asked, client.version))
+                    answers.append(await self._offset(topic, requested, client.version))
             await slices.pause()
             topics.append(ListOffsetsTopicResponse(name=asked_topic.name, partitions=answers))
         return ListOffsetsResponse(topics=topics)
@@ -89,18 +89,18 @@ class KafkaOffsets:
         return await self._context.refreshed(api, RequestKind.FETCH)
 
     async def _offset(
-        self, topic: Topic, asked: ListOffsetsPartition, version: int
+        self, topic: Topic, requested: ListOffsetsPartition, version: int
     ) -> ListOffsetsPartitionResponse:
-        number, timestamp = asked.partition_index, asked.timestamp
-        code = self._why_not(topic, number, asked.current_leader_epoch)
+        number, timestamp = requested.partition_index, requested.timestamp
+        code = self._why_not(topic, number, requested.current_leader_epoch)
         if timestamp < EARLIEST_PENDING_UPLOAD or version < FIRST_VERSION.get(timestamp, 0):
             code = code or Code.UNSUPPORTED_VERSION
         if code:
-            return _failed(asked, self._context.refusal("ListOffsets", code))
+            return _failed(requested, self._context.refusal("ListOffsets", code))
         try:
             offset, found_ms = await self._find(topic, number, timestamp)
         except LogError as error:
-            return _failed(asked, self._context.code("ListOffsets", error, RequestKind.FETCH))
+            return _failed(requested, self._context.code("ListOffsets", error, RequestKind.FETCH))
         return ListOffsetsPartitionResponse(
             partition_index=number,
             error_code=Code.NONE,
@@ -188,26 +188,26 @@ class KafkaOffsets:
                 api, client, DESCRIBE_TOPIC, topic, asked_topic.topic
             )
             answers = []
-            for asked in asked_topic.partitions:
+            for requested in asked_topic.partitions:
                 await slices.pause()
-                answers.append(self._epoch_end(topic, asked, code))
+                answers.append(self._epoch_end(topic, requested, code))
             await slices.pause()
             topics.append(OffsetForLeaderTopicResult(topic=asked_topic.topic, partitions=answers))
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
     def _epoch_end(
-        self, topic: Topic | None, asked: OffsetForLeaderPartition, code: Code
+        self, topic: Topic | None, requested: OffsetForLeaderPartition, code: Code
     ) -> LeaderEpochEndOffset:
         if not code and topic is not None:
-            code = self._why_not(topic, asked.partition, asked.current_leader_epoch)
+            code = self._why_not(topic, requested.partition, requested.current_leader_epoch)
             if code:
                 self._context.refusal("OffsetForLeaderEpoch", code)
-        answer = LeaderEpochEndOffset(error_code=code, partition=asked.partition)
-        if not code and topic is not None and asked.leader_epoch == LEADER_EPOCH:
+        answer = LeaderEpochEndOffset(error_code=code, partition=requested.partition)
+        if not code and topic is not None and requested.leader_epoch == LEADER_EPOCH:
             answer.leader_epoch = LEADER_EPOCH
-            answer.end_offset = topic.partitions[asked.partition].high_watermark
+            answer.end_offset = topic.partitions[requested.partition].high_watermark
         return answer
 
 
-def _failed(asked: ListOffsetsPartition, code: Code) -> ListOffsetsPartitionResponse:
-    return ListOffsetsPartitionResponse(partition_index=asked.partition_index, error_code=code)
+def _failed(requested: ListOffsetsPartition, code: Code) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=requested.partition_index, error_code=code)

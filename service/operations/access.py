@@ -31,11 +31,11 @@ class AccessOperations:
 
     # -- ACLs
 
-    async def acls(self, rights: CallerRights, wanted: AclFilter) -> list[Acl]:
+    async def acls(self, rights: CallerRights, acl_filter: AclFilter) -> list[Acl]:
         """Return the ACLs that match a filter. Raises Forbidden."""
         await DESCRIBE_CLUSTER.check(rights)
         await self._broker.refresh()
-        return await self._matching(wanted)
+        return await self._matching(acl_filter)
 
     async def create_acls(self, change: Change, acls: list[Acl]) -> None:
         """Create ACLs, all or none.
@@ -46,21 +46,21 @@ class AccessOperations:
         await change.commit("ACLs", self._broker.access.change(CreateAcls(acls)))
         await _note_acls(change.rights, "added", acls)
 
-    async def delete_acls(self, change: Change, wanted: AclFilter) -> list[Acl]:
+    async def delete_acls(self, change: Change, acl_filter: AclFilter) -> list[Acl]:
         """Delete the ACLs that match a filter, and return them.
 
         Raises Forbidden, QuotaExceeded, and the errors of a commit.
         """
         await begin(self._broker, change, ALTER_ACCESS)
-        acls = await self._matching(wanted)
+        acls = await self._matching(acl_filter)
         if acls:
             await change.commit("ACLs", self._broker.access.change(DeleteAcls(acls)))
             await _note_acls(change.rights, "removed", acls)
         return acls
 
-    async def _matching(self, wanted: AclFilter) -> list[Acl]:
+    async def _matching(self, acl_filter: AclFilter) -> list[Acl]:
         acls = list(self._broker.state.access.acls)
-        return [acl async for acl in sliced(acls) if wanted.matches(acl)]
+        return [acl async for acl in sliced(acls) if acl_filter.matches(acl)]
 
     # -- keys
 
@@ -80,12 +80,12 @@ class AccessOperations:
         if repeat_key is not None:
             named = f"{rights.principal}\0{repeat_key}".encode()
             key_id = hashlib.sha256(named).hexdigest()[: 2 * KEY_ID_BYTES]
-            if (before := self._broker.state.access.keys.get(key_id)) is not None:
+            if (old_key := self._broker.state.access.keys.get(key_id)) is not None:
                 content = principal, text, bool(expires_ms)
-                _check_repetition(before, content, now_ms)
+                _check_repetition(old_key, content, now_ms)
                 # If the process ends after this commit, the next repetition creates the key.
                 await change.commit(key_id, self._broker.access.change(DeleteKey(key_id)))
-                note("%s replaces key %s of %s", rights.principal, key_id, before.principal)
+                note("%s replaces key %s of %s", rights.principal, key_id, old_key.principal)
         creation = self._broker.access.create_key(
             principal, expires_ms=expires_ms, note=text, key_id=key_id
         )
@@ -141,18 +141,18 @@ async def _note_acls(rights: CallerRights, verb: str, acls: list[Acl]) -> None:
         note("%s %s ACL %s", rights.principal, verb, " ".join(msgspec.structs.astuple(acl)))
 
 
-def _check_repetition(before: Key, content: tuple[str, str, bool], now_ms: int) -> None:
+def _check_repetition(old_key: Key, content: tuple[str, str, bool], now_ms: int) -> None:
     """Raise IdempotencyMismatch unless a request repeats the one that created the key.
 
     Its `content` is its principal, its note, and whether it has an expiry.
     """
-    if (before.principal, before.note, bool(before.expires_ms)) != content:
+    if (old_key.principal, old_key.note, bool(old_key.expires_ms)) != content:
         raise IdempotencyMismatch(
-            f"the Idempotency-Key was used for key {before.key_id} of {before.principal} with "
+            f"the Idempotency-Key was used for key {old_key.key_id} of {old_key.principal} with "
             "other content: use a new Idempotency-Key"
         )
-    if now_ms - before.created_ms > REPEAT_MS_MAX:
+    if now_ms - old_key.created_ms > REPEAT_MS_MAX:
         raise IdempotencyMismatch(
-            f"the Idempotency-Key was used for key {before.key_id} more than "
+            f"the Idempotency-Key was used for key {old_key.key_id} more than "
             f"{REPEAT_MS_MAX // 60_000} minutes ago: use a new Idempotency-Key"
         )

@@ -65,8 +65,8 @@ class ConfigOperations:
         """
         await begin(self._broker, change, ALTER_CONFIGS, name)
         state = self._broker.state
-        wanted = await texts_of(state.topic(name))
-        texts = topic_configs.canonical_changes(wanted, state.level)
+        new_texts = await texts_of(state.topic(name))
+        texts = topic_configs.canonical_changes(new_texts, state.level)
         if texts and not validate_only:
             await change.commit(name, self._broker.topics.alter(name, texts))
         return texts
@@ -84,8 +84,8 @@ class ConfigOperations:
         """
         await begin(self._broker, change, ALTER_DEFAULTS)
         state = self._broker.state
-        wanted = await texts_of(state.defaults)
-        texts = topic_configs.canonical_defaults(wanted, state.level)
+        new_texts = await texts_of(state.defaults)
+        texts = topic_configs.canonical_defaults(new_texts, state.level)
         if texts and not validate_only:
             label = f"defaults: {topic_configs.in_words(texts)}"
             await change.commit(label, self._broker.topics.set_defaults(texts))

@@ -62,12 +62,12 @@ class GroupOperations:
         return [topic for topic in member.topics if DESCRIBE_TOPIC.is_granted(rights, topic)]
 
     async def shown_partitions(
-        self, rights: CallerRights, owned: Iterable[TopicIdPartition]
+        self, rights: CallerRights, owned_partitions: Iterable[TopicIdPartition]
     ) -> Iterator[TopicPartition]:
         """Return those of a member's partitions whose topic the caller may describe, sorted."""
         names: dict[str, str | None] = {}
         partitions: list[TopicPartition] = []
-        async for partition in sliced(list(owned)):
+        async for partition in sliced(list(owned_partitions)):
             if partition.topic_id not in names:
                 topic = self._shown_topic(rights, partition.topic_id)
                 names[partition.topic_id] = None if topic is None else topic.name

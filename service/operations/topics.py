@@ -234,9 +234,9 @@ class TopicOperations:
     ) -> LogStartMove | LogError:
         label = f"{name}-{number} below {offset}"
         try:
-            before = self._broker.state.partition(name, number).log_start_offset
+            old_start = self._broker.state.partition(name, number).log_start_offset
             deletion = self._broker.topics.delete_records(name, number, offset)
-            return LogStartMove(before, await change.commit(label, deletion))
+            return LogStartMove(old_start, await change.commit(label, deletion))
         except LogError as error:
             return error
 

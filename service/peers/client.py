@@ -60,9 +60,9 @@ class _Connection(asyncio.Protocol):
     request raises ConnectionError.
     """
 
-    def __init__(self, opened: "set[_Connection]") -> None:
+    def __init__(self, connections: "set[_Connection]") -> None:
         self.is_open = False
-        self._opened = opened
+        self._opened = connections
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[_Answer] | None = None
         self._room: Room | None = None
@@ -254,7 +254,7 @@ class HttpPeers:
                 raise ForwardRefused(f"{peer.address} has no TLS, but this broker has peer_tls")
             port = url.port or (443 if url.scheme == "https" else 80)
             async with asyncio.timeout(CONNECT_S):
-                _, made = await asyncio.get_running_loop().create_connection(
+                _, new_connection = await asyncio.get_running_loop().create_connection(
                     lambda: _Connection(self._opened),
                     url.hostname or "",
                     port,
@@ -262,7 +262,7 @@ class HttpPeers:
                 )
         except (OSError, TimeoutError, ValueError) as error:
             raise ForwardRefused(f"{peer.address} cannot be reached: {error}") from error
-        return made
+        return new_connection
 
     def _keep(self, peer: Member, connection: _Connection) -> None:
         idle = self._idle.setdefault(peer.address, [])

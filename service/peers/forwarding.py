@@ -352,8 +352,8 @@ class Forwarder:
         Raises Unreached. Raises Unavailable if no answer comes, or if its status is not 200 (the
         coordinator has a version without the route).
         """
-        who, none = (rights.principal, rights.host), ("", None)
-        request = _Request("GET", path, b"", [], "http", none, b"", who, rights.proof)
+        identity, none = (rights.principal, rights.host), ("", None)
+        request = _Request("GET", path, b"", [], "http", none, b"", identity, rights.proof)
         response = await self._ask(coordinator, request)
         if response.status != HTTPStatus.OK:
             raise Unavailable(f"the group's coordinator answered {path} with {response.status}")

@@ -168,8 +168,8 @@ async def list_acls(
     page: WantedPage,
 ) -> AclList:
     """The ACLs that match a filter. If security is off, the response is 400/40002."""
-    after = page.position(*[str] * len(Acl.__struct_fields__))
-    keys = await _in_order(await operations.access.acls(rights, wanted), after)
+    start_key = page.position(*[str] * len(Acl.__struct_fields__))
+    keys = await _in_order(await operations.access.acls(rights, wanted), start_key)
     shell = AclList(metadata=make.listed("acls"), data=[])
     response: AclList = await answer_page(page, shell, keys, lambda key: _resource(make, key))
     return response
@@ -215,8 +215,8 @@ async def delete_acls(
     return deleted
 
 
-async def _in_order(matching_acls: list[Acl], after: AclKey | None = None) -> Iterator[AclKey]:
-    return await in_order([_key(acl) async for acl in sliced(matching_acls)], after)
+async def _in_order(matching_acls: list[Acl], start_key: AclKey | None = None) -> Iterator[AclKey]:
+    return await in_order([_key(acl) async for acl in sliced(matching_acls)], start_key)
 
 
 def _resource(make: ResourceFactory, key: AclKey) -> AclData:

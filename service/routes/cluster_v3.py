@@ -67,13 +67,13 @@ async def list_brokers(request: Request, make: Resources, page: WantedPage) -> B
     The broker that answers always has id 1 in its answer. To clients, broker 1 leads all
     partitions, because any broker serves any request.
     """
-    others = {member.number: member for member in broker_log(request).cluster.members().peers}
-    numbers = await in_order({BROKER_ID, *others}, page.key(int))
+    peers = {member.number: member for member in broker_log(request).cluster.members().peers}
+    numbers = await in_order({BROKER_ID, *peers}, page.key(int))
     response: BrokerList = await answer_page(
         page,
         BrokerList(metadata=make.listed("brokers"), data=[]),
         numbers,
-        lambda number: make.broker() if number == BROKER_ID else make.other_broker(others[number]),
+        lambda number: make.broker() if number == BROKER_ID else make.other_broker(peers[number]),
     )
     return response
 
@@ -105,8 +105,8 @@ async def list_broker_replicas(
         name, number = key
         return None if number is None else make.replica(name, number)
 
-    after = page.position(str, int)
-    keys = () if member is not None else await keys_of_topics(log, after, numbers_of)
+    start_key = page.position(str, int)
+    keys = () if member is not None else await keys_of_topics(log, start_key, numbers_of)
     response: ReplicaList = await answer_page(
         page, ReplicaList(metadata=metadata, data=[]), keys, replica
     )

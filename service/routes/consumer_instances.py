@@ -237,14 +237,16 @@ class ConsumerHandlers:
     # -- subscriptions and assignments
 
     async def subscribe(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        wanted = wire_consumers.decode_subscription(await limited_body(call))
-        await FETCH.check_all(rights_of(call.scope), [] if wanted is None else wanted.topics)
+        subscription = wire_consumers.decode_subscription(await limited_body(call))
+        await FETCH.check_all(
+            rights_of(call.scope), [] if subscription is None else subscription.topics
+        )
         member = (await self._consumers.heartbeat(group, name)).member
-        if wanted is None or (wanted.pattern and member.topics and not member.pattern):
+        if subscription is None or (subscription.pattern and member.topics and not member.pattern):
             raise AssignedOtherwise
-        if wanted.topics and member.pattern:
+        if subscription.topics and member.pattern:
             raise AssignedOtherwise
-        await self._consumers.subscribe(group, name, wanted.topics, wanted.pattern)
+        await self._consumers.subscribe(group, name, subscription.topics, subscription.pattern)
         return NO_CONTENT
 
     async def subscription(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
@@ -409,8 +411,8 @@ class ConsumerHandlers:
         await self._log.refresh()
         committed = self._log.state.committed_offsets.of_group(group)
         offsets = {}
-        wanted = partitions or await self._assigned(session, rights_of(call.scope))
-        async for partition in sliced(wanted):
+        requested_partitions = partitions or await self._assigned(session, rights_of(call.scope))
+        async for partition in sliced(requested_partitions):
             self._log.state.partition(partition.topic, partition.partition)
             topic_id = self._log.state.topic(partition.topic).topic_id
             offset = committed.get(topic_id, {}).get(partition.partition)
@@ -418,12 +420,12 @@ class ConsumerHandlers:
         return HttpResponse(200, wire_consumers.encode_offsets(offsets))
 
     async def seek(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        wanted = wire_consumers.decode_positions(await limited_body(call))
-        offsets = dict(wanted.offsets)
-        topics = [partition.topic for partition in (*offsets, *wanted.timestamps)]
+        positions = wire_consumers.decode_positions(await limited_body(call))
+        offsets = dict(positions.offsets)
+        topics = [partition.topic for partition in (*offsets, *positions.timestamps)]
         await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
         with _unknown_is_not_assigned():
-            for partition, stamp in wanted.timestamps.items():
+            for partition, stamp in positions.timestamps.items():
                 offset = await self._log.records.offset_for_timestamp(
                     partition.topic, partition.partition, stamp
                 )

@@ -66,7 +66,7 @@ def _route(
     errors: Mapping[int, str],
     *,
     example: Mapping[str, Any] | None = None,
-    done: str = "",
+    description: str = "",
     label: str = "consumers",
     body: BodyLimit = SMALL_BODY,
     **doc: Any,
@@ -74,12 +74,12 @@ def _route(
     """Declare a route.
 
     Every route needs the permission to read the group; the handlers check the permissions on
-    topics. `example` is a body; `done` describes a response without a body.
+    topics. `example` is a body; `description` is that of a response without a body.
     """
     if example is not None:
         doc["body"] = Body(JSON_V2, example, is_required=False)
-    if done:
-        doc["answers"] = {204: Answer(done)}
+    if description:
+        doc["answers"] = {204: Answer(description)}
     access = Permission(READ, GROUP, "consumer_group_id")
     documentation = RouteDoc({**_ERRORS, **errors}, tag="consumers", **doc)
     dialect = V2_INSTANCES if method == "POST" else V2
@@ -116,7 +116,7 @@ ROUTES = (
         ConsumerHandlers.delete,
         _NOT_FOUND,
         summary="Delete the instance",
-        done="deleted",
+        description="deleted",
     ),
     _route(
         "POST",
@@ -128,7 +128,7 @@ ROUTES = (
         "matches topics that are created later). The instance has its assignment when the response "
         "arrives.",
         example={"topics": ["flights"]},
-        done="subscribed",
+        description="subscribed",
         body=_TOPICS_BODY,
     ),
     _route(
@@ -145,7 +145,7 @@ ROUTES = (
         ConsumerHandlers.unsubscribe,
         _NOT_FOUND,
         summary="Remove subscription and assignment",
-        done="the instance reads nothing",
+        description="the instance reads nothing",
     ),
     _route(
         "POST",
@@ -154,7 +154,7 @@ ROUTES = (
         _CHANGE_ERRORS,
         summary="Assign partitions, without regard to other members",
         example={"partitions": [_PARTITION]},
-        done="assigned",
+        description="assigned",
         body=_PARTITIONS_BODY,
     ),
     _route(
@@ -244,7 +244,7 @@ ROUTES = (
             "offsets": [_OFFSET],
             "timestamps": [{**_PARTITION, "timestamp": "2021-02-05T19:14:42Z"}],
         },
-        done="the positions are stored: every broker uses them, also after a crash",
+        description="the positions are stored: every broker uses them, also after a crash",
         body=_OFFSETS_BODY,
     ),
     _route(
@@ -254,7 +254,7 @@ ROUTES = (
         _SEEK_ERRORS,
         summary="Seek to the log start",
         example={"partitions": [_PARTITION]},
-        done="the positions are stored",
+        description="the positions are stored",
         body=_PARTITIONS_BODY,
     ),
     _route(
@@ -264,7 +264,7 @@ ROUTES = (
         _SEEK_ERRORS,
         summary="Seek to the end",
         example={"partitions": [_PARTITION]},
-        done="the positions are stored",
+        description="the positions are stored",
         body=_PARTITIONS_BODY,
     ),
 )

@@ -135,7 +135,7 @@ EmptyListing = Annotated[Listing[BaseModel], Depends(empty_listing)]
 
 async def keys_of_topics(
     log: Broker,
-    after: tuple[str, Any] | None,
+    start_key: tuple[str, Any] | None,
     keys_of: Callable[[Topic], Iterable[T] | None],
 ) -> Iterator[tuple[str, T | None]]:
     """Return sorted pairs (topic name, key of an item of the topic) for `answer_page`.
@@ -150,14 +150,14 @@ async def keys_of_topics(
     def found() -> Iterator[tuple[str, T | None]]:
         for name in names:
             topic = log.state.topics.get(name)
-            if topic is None or (after is not None and name < after[0]):
+            if topic is None or (start_key is not None and name < start_key[0]):
                 continue
             keys = keys_of(topic)
             if keys is None:
                 yield name, None
                 continue
             for key in keys:
-                if after is None or (name, key) > after:
+                if start_key is None or (name, key) > start_key:
                     yield name, key
 
     return found()

@@ -147,8 +147,8 @@ class Fetch:
                 raise InvalidParameter(f"give before or {name}, not both")
         if view.format_name == "sse":
             raise InvalidParameter("a stream of events begins at an offset: give no before")
-        asked = query["before"]
-        end = OFFSET_MAX if asked == "latest" else integer("before", asked, 0, OFFSET_MAX)
+        text = query["before"]
+        end = OFFSET_MAX if text == "latest" else integer("before", text, 0, OFFSET_MAX)
         offsets = await self._log.records.offsets(view.topic, view.partition)
         start, high_watermark = offsets.log_start_offset, offsets.high_watermark
         if end < start:
@@ -424,12 +424,12 @@ class Fetch:
     async def _offset(
         self, call: HttpRequest, topic: str, number: int, query: dict[str, str]
     ) -> int:
-        seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
-        if seen or "last-event-id" in query:
-            seen = seen or query["last-event-id"]
-            if seen == events.START:
+        event_id = call.headers.get(b"last-event-id", b"").decode("latin-1")
+        if event_id or "last-event-id" in query:
+            event_id = event_id or query["last-event-id"]
+            if event_id == events.START:
                 return 0
-            return integer("Last-Event-ID", seen, 0, OFFSET_MAX - 1) + 1
+            return integer("Last-Event-ID", event_id, 0, OFFSET_MAX - 1) + 1
         if "timestamp" in query:
             if "offset" in query:
                 raise InvalidParameter("give offset or timestamp, not both")

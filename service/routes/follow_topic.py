@@ -367,9 +367,9 @@ def _check_count(topic: Topic) -> None:
 
 def _offsets(call: HttpRequest, query: dict[str, str], topic: Topic, reset: str) -> list[int]:
     """Return the offset at which each partition begins. Raises InvalidParameter."""
-    seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
-    if seen or "last-event-id" in query:
-        return _offsets_of_id(seen or query["last-event-id"], topic, reset)
+    event_id = call.headers.get(b"last-event-id", b"").decode("latin-1")
+    if event_id or "last-event-id" in query:
+        return _offsets_of_id(event_id or query["last-event-id"], topic, reset)
     text = query.get("offset", "earliest")
     if text == "earliest":
         return [partition.log_start_offset for partition in topic.partitions]

@@ -62,13 +62,13 @@ class Follower:
     def grow(self, partitions: int) -> None:
         """Count the partitions of the topic, which are more than before. Raises Throttled."""
         counts, principal = self._followers.partitions, self._principal
-        others = counts[principal] - self.partitions
-        if principal and others + partitions > FOLLOWED_PARTITIONS_MAX:
+        other_partitions = counts[principal] - self.partitions
+        if principal and other_partitions + partitions > FOLLOWED_PARTITIONS_MAX:
             raise Throttled(
-                f"{principal} has followers of {others} partitions at this broker, and with "
-                f"{partitions} partitions more they exceed {FOLLOWED_PARTITIONS_MAX}: end a "
+                f"{principal} has followers of {other_partitions} partitions at this broker, and "
+                f"with {partitions} partitions more they exceed {FOLLOWED_PARTITIONS_MAX}: end a "
                 "follower, use another broker, or use a consumer group",
                 retry_after_ms=STREAMS_RETRY_MS,
             )
-        counts[principal] = others + partitions
+        counts[principal] = other_partitions + partitions
         self.partitions = partitions

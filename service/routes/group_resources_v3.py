@@ -215,14 +215,14 @@ class GroupResources:
         peers = self._log.cluster.members().peers
         return next((peer.number for peer in peers if peer.id == broker), BROKER_ID)
 
-    def _group(self, kind: type[D], **more: Any) -> D:
+    def _group(self, kind: type[D], **fields: Any) -> D:
         group = self._log.state.members.get(self._group_id)
         has_members = group is not None and bool(group.members)
         return self._create(
             kind,
             "",
             (),
-            **more,
+            **fields,
             is_simple=not has_members,
             partition_assignor=assignor_of(group),
             state=state_of(group),

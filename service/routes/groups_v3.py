@@ -414,10 +414,14 @@ async def list_assignments(
 ) -> AssignmentList:
     """The partitions that a member reads, in topics that the caller may describe."""
     path = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
-    after = page.position(str, int)
-    owned = group.log.state.members.partitions_of(member)
-    assigned = await group.operations.groups.shown_partitions(group.rights, owned)
-    keys = assigned if after is None else (partition for partition in assigned if partition > after)
+    start_key = page.position(str, int)
+    owned_partitions = group.log.state.members.partitions_of(member)
+    assigned = await group.operations.groups.shown_partitions(group.rights, owned_partitions)
+    keys = (
+        assigned
+        if start_key is None
+        else (partition for partition in assigned if partition > start_key)
+    )
     shell = AssignmentList(metadata=make.listed(*path), data=[])
     response: AssignmentList = await answer_page(
         page, shell, keys, lambda key: group.make.assignment(member, key)

@@ -316,8 +316,8 @@ async def _records(
     size, and RECORDS_MAX the maximum number of its records.
     """
     stream = v3_records.ObjectStream()
-    more = b"content-encoding" not in call.headers
-    if not more:
+    has_more = b"content-encoding" not in call.headers
+    if not has_more:
         body = await call.body(bytes_max)
         memory.take_body(len(body))
         await _check_count(body)
@@ -325,11 +325,11 @@ async def _records(
             yield record
             if call.has_left:
                 return
-    while more:
+    while has_more:
         message = await call.receive()
         if message["type"] == "http.disconnect":
             return
-        more = message.get("more_body", False)
+        has_more = message.get("more_body", False)
         async for record in _split(stream, memory, message.get("body", b"")):
             yield record
         stream.feed(b"")  # raises now if the bytes after these objects are invalid

@@ -161,8 +161,8 @@ async def list_brokers(request: Request) -> Brokers:
     The broker that answers always has id 1 in its answer. To clients, broker 1 leads all
     partitions, because any broker serves any request.
     """
-    others = broker_log(request).cluster.members().peers
-    return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in others)])
+    peers = broker_log(request).cluster.members().peers
+    return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in peers)])
 
 
 async def create_topic(
@@ -214,8 +214,8 @@ def _partitions(topic: Topic) -> str:
 
     A partition takes ~0.3 us, but with pydantic it would take 30 us.
     """
-    before, after = PartitionInfo(partition=0).model_dump_json().split("0", 1)
-    return f"[{','.join(f'{before}{n}{after}' for n in range(len(topic.partitions)))}]"
+    prefix, suffix = PartitionInfo(partition=0).model_dump_json().split("0", 1)
+    return f"[{','.join(f'{prefix}{n}{suffix}' for n in range(len(topic.partitions)))}]"
 
 
 _TOPIC = "/topics/{topic_name}"

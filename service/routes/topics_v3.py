@@ -187,8 +187,10 @@ async def delete_topic(
 async def list_partitions(context: PathTopic, page: WantedPage) -> PartitionList:
     """The partitions of a topic."""
     name, make = context.topic.name, context.make
-    after = page.key(int)
-    numbers = range(0 if after is None else max(after + 1, 0), len(context.topic.partitions))
+    start_key = page.key(int)
+    numbers = range(
+        0 if start_key is None else max(start_key + 1, 0), len(context.topic.partitions)
+    )
     shell = PartitionList(metadata=make.listed("topics", name, "partitions"), data=[])
     response: PartitionList = await answer_page(
         page, shell, numbers, lambda number: make.partition(name, number)

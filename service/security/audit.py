@@ -135,10 +135,10 @@ class Audit:
             return
         event = SESSION_EVENTS.get(scope["path"], "change")
         self._counters.audited[event] += 1
-        more: Fields = {"status": status, "detail": _cut("; ".join(details))}
+        fields: Fields = {"status": status, "detail": _cut("; ".join(details))}
         if event != "change":  # before a login, the scope has no caller
-            more["principal"] = PRINCIPAL.get()
-        self._event(event, scope, more)
+            fields["principal"] = PRINCIPAL.get()
+        self._event(event, scope, fields)
 
     def changed(self, scope: Scope, code: int) -> None:
         """Write a line about a change by a Kafka client; its status is Kafka's error code.
@@ -152,18 +152,18 @@ class Audit:
         left_out, self._left_out = self._left_out, 0
         self._put({**self._head("left_out"), "left_out": left_out})
 
-    def _event(self, event: str, scope: Scope, more: Fields) -> None:
+    def _event(self, event: str, scope: Scope, fields: Fields) -> None:
         headers = dict(scope["headers"])
         rights = rights_of(scope)
         query = scope["query_string"].decode("latin-1")
         path = f"{scope['path']}?{query}" if query else scope["path"]
-        who = {
+        caller_fields = {
             "principal": rights.principal,
             "client": address_of(scope),
             "forwarded_for": _cut(headers.get(b"x-forwarded-for", b"").decode("latin-1")),
             "request": _cut(f"{scope['method']} {path}".rstrip()),
         }
-        self._put({**self._head(event), **who, **more})
+        self._put({**self._head(event), **caller_fields, **fields})
 
     def _head(self, event: str) -> Fields:
         moment = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)

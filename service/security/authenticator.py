@@ -428,9 +428,9 @@ class Security:
         return caller
 
     async def _of_header(self, header: bytes) -> Credential:
-        scheme, _, rest = header.strip().partition(b" ")
+        scheme, _, parameter = header.strip().partition(b" ")
         user: bytes | None = None
-        secret = rest.strip()
+        secret = parameter.strip()
         if self._issuer is not None and scheme.lower() == b"bearer" and self._is_token(secret):
             token = await self._issuer.verify(secret)
             return Credential(TOKEN_ID, token.principal, token.thumbprint, token.expires_ms)

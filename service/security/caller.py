@@ -75,8 +75,8 @@ class Forbidden(LogError):
 
 def forbidden(principal: str, operation: str, resource_type: str, name: str) -> Forbidden:
     """Return the error for an operation on a resource that no rule allows."""
-    what = "the cluster" if resource_type == CLUSTER else f"{resource_type.lower()} {name!r}"
-    return Forbidden(f"not authorized: {principal} may not {operation} {what}")
+    resource = "the cluster" if resource_type == CLUSTER else f"{resource_type.lower()} {name!r}"
+    return Forbidden(f"not authorized: {principal} may not {operation} {resource}")
 
 
 class QuotaExceeded(Throttled):

@@ -121,12 +121,12 @@ class Drain:
             self._kafka.begin_drain()
 
     async def _until_over(self, end_s: float) -> None:
-        seen, since_s = self._clients.activity, self._now_s()
+        old_activity, since_s = self._clients.activity, self._now_s()
         while not self._hurry.is_set() and (now_s := self._now_s()) < end_s:
             activity = self._clients.activity
             is_busy = self._kafka is not None and not self._kafka.is_drained
-            if is_busy or activity[0] or activity != seen:
-                seen, since_s = activity, now_s
+            if is_busy or activity[0] or activity != old_activity:
+                old_activity, since_s = activity, now_s
             elif now_s - since_s >= QUIET_S:
                 return
             await asyncio.sleep(LOOK_S)

@@ -73,16 +73,16 @@ class Bounded(logging.Filter):
         now_s, kind = record.created, (record.name, record.msg)
         if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
             self._kinds.clear()
-        seen = self._kinds.setdefault(kind, [now_s, 0, 0])
-        if not 0 <= now_s - seen[0] < WINDOW_S:
-            seen[0], seen[1] = now_s, 0
-        seen[1] += 1
-        if seen[1] > LINES_MAX:
-            seen[2] += 1
+        counts = self._kinds.setdefault(kind, [now_s, 0, 0])
+        if not 0 <= now_s - counts[0] < WINDOW_S:
+            counts[0], counts[1] = now_s, 0
+        counts[1] += 1
+        if counts[1] > LINES_MAX:
+            counts[2] += 1
             return False
-        if seen[2]:
-            text = f"{record.getMessage()} ({seen[2]:.0f} more lines of this kind were left out)"
-            record.msg, record.args, seen[2] = text, (), 0
+        if counts[2]:
+            text = f"{record.getMessage()} ({counts[2]:.0f} more lines of this kind were left out)"
+            record.msg, record.args, counts[2] = text, (), 0
         return True
 
 

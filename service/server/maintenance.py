@@ -220,20 +220,25 @@ async def _collect(cluster: MaintenanceSession, counters: MaintenanceCounters) -
     counters.due_bytes, counters.oldest_s = planned.size, planned.oldest_ms / 1000
     for hold in planned.holds:
         log.info("nothing is collected while a backup runs: %s", hold.hold_id)
-    done = 0
+    collected_count = 0
 
     def count(objects: int) -> None:
-        nonlocal done
-        size = sum(garbage_object.size for garbage_object in planned.garbage[done:objects])
-        counters.collected_objects += objects - done
+        nonlocal collected_count
+        size = sum(
+            garbage_object.size for garbage_object in planned.garbage[collected_count:objects]
+        )
+        counters.collected_objects += objects - collected_count
         counters.collected_bytes += size
         counters.due_bytes -= size
-        done = objects
+        collected_count = objects
 
     if planned.garbage or planned.emptied:
         await collect(cluster, planned, count)
         oldest_s = planned.oldest_ms // 1000
         log.info(
-            "collected %d objects, %d bytes, the oldest %d s old", done, planned.size, oldest_s
+            "collected %d objects, %d bytes, the oldest %d s old",
+            collected_count,
+            planned.size,
+            oldest_s,
         )
     counters.oldest_s = 0.0

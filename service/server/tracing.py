@@ -102,9 +102,9 @@ class Traces:
             yield None
             return
         tier = TIERS.get(f"{key.partition('/')[0]}/", "other")
-        seen = _tiers.get()
-        if verb == "get" and seen is not None:
-            seen.add(tier)
+        tiers = _tiers.get()
+        if verb == "get" and tiers is not None:
+            tiers.add(tier)
         facts: dict[str, str | int] = {"tidelog.object": key}
         if size is not None:
             facts["tidelog.bytes"] = size

@@ -147,8 +147,8 @@ class GroupLags:
                 lags._readers[partition] = member
         return lags
 
-    def in_order(self, after: tuple[Any, ...] | None = None) -> Iterator[tuple[str, int]]:
-        """Iterate over (topic name, partition), sorted, from the first pair after `after` on.
+    def in_order(self, start_key: tuple[Any, ...] | None = None) -> Iterator[tuple[str, int]]:
+        """Iterate over (topic name, partition), sorted, from the first pair after `start_key` on.
 
         In all topics, the partitions that have a committed offset or that a member reads.
         """
@@ -156,9 +156,9 @@ class GroupLags:
         topics = map(self._log.state.topic_of_id, list(committed.keys() | self._read.keys()))
         named = sorted((topic.name, topic.topic_id) for topic in topics if topic is not None)
         for name, topic_id in named:
-            if after is not None and name < after[0]:
+            if start_key is not None and name < start_key[0]:
                 continue
-            least = after[1] + 1 if after is not None and name == after[0] else 0
+            least = start_key[1] + 1 if start_key is not None and name == start_key[0] else 0
             for number in sorted(self._numbers(topic_id)):
                 if number >= least:
                     yield name, number
@@ -196,14 +196,14 @@ class GroupLags:
                 topic = self._log.state.topic_of_id(topic_id)  # it may be deleted meanwhile
                 if topic is None or not self._may_describe(topic.name):
                     break
-                some = numbers[first : first + LAGS_AT_ONCE]
-                yield [lag for number in some if (lag := self._lag(topic, number)) is not None]
+                batch = numbers[first : first + LAGS_AT_ONCE]
+                yield [lag for number in batch if (lag := self._lag(topic, number)) is not None]
 
     async def look(self, reads_max: int = LOOKS) -> None:
         """Read the times of at most so many sealed records, for lags in seconds (LagTimes)."""
         unread: list[Unread] = []
-        async for some in self.slices():
-            unread += (lag.unread for lag in some if lag.seconds is None)
+        async for lags in self.slices():
+            unread += (lag.unread for lag in lags if lag.seconds is None)
             if len(unread) >= reads_max:
                 break
         await self._times.look(unread, reads_max)
@@ -211,8 +211,8 @@ class GroupLags:
     async def summary(self) -> LagSummary:
         """Return the sum and the maximum of the lags."""
         summary = LagSummary()
-        async for some in self.slices():
-            for lag in some:
+        async for lags in self.slices():
+            for lag in lags:
                 summary.add(lag)
         return summary
 
@@ -280,13 +280,13 @@ class LagTotals:
     async def _add(self, group_id: str, lags: GroupLags) -> None:
         label = group_id if len(self.groups) < METRIC_GROUPS_MAX else OTHER_GROUPS
         summary = LagSummary()
-        async for some in lags.slices():
-            for lag in some:
+        async for batch in lags.slices():
+            for lag in batch:
                 summary.add(lag)
                 if lag.seconds is None and len(self._unread) < UNREAD_MAX:
                     self._unread.append(lag.unread)
-            left = SERIES_MAX - len(self.series)
-            for lag in islice(some, max(left, 0)):
+            remaining_series = SERIES_MAX - len(self.series)
+            for lag in islice(batch, max(remaining_series, 0)):
                 labels = (group_id, lag.partition.topic, str(lag.partition.partition))
                 self.series.append((labels, lag.lag))
         self.partitions += summary.partitions

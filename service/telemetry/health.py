@@ -110,9 +110,9 @@ class Problem(NamedTuple):
 def judge(facts: Facts) -> list[Problem]:
     """Return the faults of the cluster, the worst first. An empty list means that it is well."""
     return [
-        Problem(name, what, f"{RUNBOOKS}#{anchor}")
+        Problem(name, text, f"{RUNBOOKS}#{anchor}")
         for part in (_store, _brokers, _sealing, _maintenance, _groups)
-        for name, anchor, what in part(facts)
+        for name, anchor, text in part(facts)
     ]
 
 
@@ -151,8 +151,8 @@ def _brokers(facts: Facts) -> _Found:
         if broker.signs is None:
             why = f"broker {broker.name} is live, but does not answer this broker"
             yield "broker-silent", "brokers-do-not-reach-each-other", why
-    if len(seen := sorted(set(facts.sequencers))) > 1:
-        why = f"brokers disagree about the sequencer: {', '.join(seen)}"
+    if len(sequencers := sorted(set(facts.sequencers))) > 1:
+        why = f"brokers disagree about the sequencer: {', '.join(sequencers)}"
         yield "sequencers-differ", "brokers-do-not-reach-each-other", why
     levels = sorted({broker.level for broker in facts.brokers})
     if len(levels) > 1:
@@ -212,9 +212,9 @@ def _groups(facts: Facts) -> _Found:
     for group in slow[:GROUPS_NAMED_MAX]:
         why = f"group {group.group} is {group.lag:,} records behind"
         yield "group-behind", "a-group-falls-behind", f"{why}{_oldest(group.lag_s)}"
-    more = max(len(idle) - GROUPS_NAMED_MAX, 0) + max(len(slow) - GROUPS_NAMED_MAX, 0)
-    if more:
-        why = f"{more:,} more groups are behind: tidelog groups list"
+    unnamed_count = max(len(idle) - GROUPS_NAMED_MAX, 0) + max(len(slow) - GROUPS_NAMED_MAX, 0)
+    if unnamed_count:
+        why = f"{unnamed_count:,} more groups are behind: tidelog groups list"
         yield "groups-behind", "a-group-falls-behind", why
 
 
@@ -235,5 +235,5 @@ def _oldest(lag_s: float | None) -> str:
 
 
 def _some(count: int, names: Sequence[str], noun: str) -> str:
-    more = f" and {count - len(names):,} more" if count > len(names) else ""
-    return f"{', '.join(names)}{more}" if names else f"{count:,} {noun}s"
+    suffix = f" and {count - len(names):,} more" if count > len(names) else ""
+    return f"{', '.join(names)}{suffix}" if names else f"{count:,} {noun}s"

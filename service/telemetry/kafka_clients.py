@@ -140,12 +140,12 @@ class ConnectedClients:
 
     async def all(self) -> ClusterClients:
         """Return the clients of every broker that answers in time, and the names of the others."""
-        others = await self._ask()
-        brokers = [await self.own(), *answers(others, BrokerClients)]
-        answered = {broker.id for broker in brokers}
+        texts = await self._ask()
+        brokers = [await self.own(), *answers(texts, BrokerClients)]
+        broker_ids = {broker.id for broker in brokers}
         # `_ask` does not ask a silent broker again, but clients may still be connected to it.
         live = self._broker.cluster.members().live
-        missing = [member.name for member in live if member.id not in answered]
+        missing = [member.name for member in live if member.id not in broker_ids]
         rows = [(broker, row) for broker in brokers for row in broker.rows]
         rows.sort(key=lambda pair: (pair[1].order, pair[0].name))
         return ClusterClients(

@@ -58,14 +58,14 @@ class LagTimes:
             time_ms = known_ms
         return max(self._broker.clock.now_ms() - time_ms, 0) / 1000
 
-    async def look(self, wanted: Iterable[Unread], reads_max: int) -> None:
+    async def look(self, places: Iterable[Unread], reads_max: int) -> None:
         """Read the times of sealed records that are not known yet, at most `reads_max`.
 
         A record that cannot be read stays unknown.
         """
         try:
             async with asyncio.timeout(READ_S):
-                for place in wanted:
+                for place in places:
                     if reads_max <= 0:
                         return
                     topic = self._broker.state.topics.get(place.topic)

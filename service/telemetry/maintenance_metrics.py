@@ -39,8 +39,8 @@ class MaintenanceCounters:
 
     def note(self, now: MaintenanceResult) -> None:
         """Note the result of a round."""
-        before = self.results.get(now.kind)
-        self.results[now.kind] = now if before is None else before.followed_by(now)
+        old_result = self.results.get(now.kind)
+        self.results[now.kind] = now if old_result is None else old_result.followed_by(now)
 
     def stored(self, broker: Broker) -> StoredResults:
         """Return the results that commands have stored."""

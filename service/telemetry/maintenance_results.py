@@ -70,10 +70,10 @@ async def store_result(store: "ObjectStore", now: MaintenanceResult) -> None:
     """
     key = object_keys.maintenance(now.kind)
     try:
-        before = decoded(await store.get(key))
+        old_result = decoded(await store.get(key))
     except ObjectNotFound:
-        before = None
-    new_result = now if before is None else before.followed_by(now)
+        old_result = None
+    new_result = now if old_result is None else old_result.followed_by(now)
     short = msgspec.structs.replace(
         new_result, what=" ".join(new_result.what.split())[:WHAT_CHARS_MAX]
     )

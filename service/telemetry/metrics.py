@@ -260,10 +260,10 @@ class Telemetry:
         """Return the metrics of every worker behind the port."""
         if self._worker is None:
             return await self.text()
-        others = await self._worker.ask()
-        answered = CollectorRegistry()
-        answered.register(_Answered(self._worker.workers, 1 + len(others)))
-        return merged([generate_latest(answered), await self.text(), *others])
+        texts = await self._worker.ask()
+        registry = CollectorRegistry()
+        registry.register(_Answered(self._worker.workers, 1 + len(texts)))
+        return merged([generate_latest(registry), await self.text(), *texts])
 
 
 def merged(texts: Iterable[bytes]) -> bytes:
@@ -322,9 +322,9 @@ class _Labelled(Collector):
 
 
 class _Answered(Collector):
-    def __init__(self, workers: int, answered: int) -> None:
+    def __init__(self, workers: int, answer_count: int) -> None:
         self._workers = workers
-        self._answered = answered
+        self._answered = answer_count
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("tidelog_workers", "workers behind this port", self._workers)
@@ -406,9 +406,9 @@ class _HttpCollector(Collector):
             records += ([name, "in"], traffic.records_in), ([name, "out"], traffic.records_out)
             sizes += ([name, "in"], traffic.bytes_in), ([name, "out"], traffic.bytes_out)
         labels = [label, "direction"]
-        what = f"by {label}, of this broker"
-        yield counter(f"{prefix}records", f"records {what}", labels, records)
-        yield counter(f"{prefix}bytes", f"bytes of bodies and batches {what}", labels, sizes)
+        scope = f"by {label}, of this broker"
+        yield counter(f"{prefix}records", f"records {scope}", labels, records)
+        yield counter(f"{prefix}bytes", f"bytes of bodies and batches {scope}", labels, sizes)
 
 
 class _CertificateCollector(Collector):
@@ -417,15 +417,15 @@ class _CertificateCollector(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        left = GaugeMetricFamily(
+        family = GaugeMetricFamily(
             "tidelog_certificate_seconds",
             "seconds until the TLS certificate in use expires",
             labels=["port"],
         )
         now_s = self._clock.now_ms() / 1000
         for port, certificate in self._certificates.items():
-            left.add_metric([port], certificate.ends_s - now_s)
-        yield left
+            family.add_metric([port], certificate.ends_s - now_s)
+        yield family
         yield counter(
             "certificate_failures",
             "changed TLS files that could not be used; the old certificate stays in use",

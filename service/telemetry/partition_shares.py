@@ -53,21 +53,21 @@ class PartitionShares:
         async for topic in sliced(list(self._broker.state.topics.values())):
             now = array("q", (partition.high_watermark for partition in topic.partitions))
             ends[topic.topic_id] = now
-            before = self._ends.get(topic.topic_id)
-            if before is not None and (hot := hottest(before, now)) is not None:
+            old_ends = self._ends.get(topic.topic_id)
+            if old_ends is not None and (hot := hottest(old_ends, now)) is not None:
                 shares[topic.name] = hot
         self._ends = ends
         worst = sorted(shares, key=lambda name: -shares[name].skew)[:TOPICS_MAX]
         self.hottest = {name: shares[name] for name in worst}
 
 
-def hottest(before: "array[int]", now: "array[int]") -> HotShare | None:
+def hottest(old_ends: "array[int]", now: "array[int]") -> HotShare | None:
     """Return the hottest of at least two partitions by their high watermarks.
 
     These are before and after a window. New partitions begin at 0.
     """
     added = [
-        end - (before[number] if number < len(before) else 0) for number, end in enumerate(now)
+        end - (old_ends[number] if number < len(old_ends) else 0) for number, end in enumerate(now)
     ]
     total = sum(added)
     if len(added) < 2 or total < RECORDS_MIN:

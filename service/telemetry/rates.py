@@ -120,11 +120,11 @@ class _Sample:
         self.values = values
         self.acks = acks
 
-    def since(self, before: "_Sample", number: int) -> Step:
+    def since(self, old_sample: "_Sample", number: int) -> Step:
         return Step(
             number,
-            [now - was for now, was in zip(self.values, before.values, strict=True)],
-            [now - was for now, was in zip(self.acks, before.acks, strict=True)],
+            [now - was for now, was in zip(self.values, old_sample.values, strict=True)],
+            [now - was for now, was in zip(self.acks, old_sample.acks, strict=True)],
         )
 
 
@@ -208,19 +208,19 @@ class RateSampler:
 
     async def all(self) -> list[BrokerRates]:
         """Return the rates of every broker that answers in time, this one first."""
-        others = await self._others()
-        return [self.own(), *others]
+        other_rates = await self._others()
+        return [self.own(), *other_rates]
 
     async def _others(self) -> list[BrokerRates]:
         """Return the rates of the other brokers that answer in time, by name; remember them."""
         texts = await self._ask()
-        others = [rates for rates in answers(texts, BrokerRates) if _has_our_counters(rates)]
-        self._remember(others)
-        return sorted(others, key=lambda rates: rates.name)
+        other_rates = [rates for rates in answers(texts, BrokerRates) if _has_our_counters(rates)]
+        self._remember(other_rates)
+        return sorted(other_rates, key=lambda rates: rates.name)
 
-    def _remember(self, others: Iterable[BrokerRates]) -> None:
+    def _remember(self, other_rates: Iterable[BrokerRates]) -> None:
         now_s, remembered = self._log.clock.boot_s(), self._remembered
-        for rates in others:
+        for rates in other_rates:
             remembered.pop(rates.id, None)
             remembered[rates.id] = AbsentBroker(rates, now_s)
         while remembered:
@@ -229,9 +229,9 @@ class RateSampler:
                 break
             del remembered[oldest.rates.id]
 
-    def absent(self, answered: Iterable[BrokerRates]) -> list[AbsentBroker]:
-        """Return the brokers that are not among `answered`, the result of `all`."""
-        ids = {rates.id for rates in answered}
+    def absent(self, all_rates: Iterable[BrokerRates]) -> list[AbsentBroker]:
+        """Return the brokers that are not among `all_rates`, the result of `all`."""
+        ids = {rates.id for rates in all_rates}
         return [broker for broker in self._remembered.values() if broker.rates.id not in ids]
 
     def own(self) -> BrokerRates:
@@ -298,7 +298,7 @@ class RateSampler:
         latencies = [http.latencies.get(route) for route in self._ack_labels]
         for latency in (*latencies, http.kafka.latencies.get(PRODUCE)):
             if latency is not None:
-                acks = [have + more for have, more in zip(acks, latency.counts, strict=True)]
+                acks = [have + added for have, added in zip(acks, latency.counts, strict=True)]
         by_kafka = sum(sum(latency.counts) for latency in http.kafka.latencies.values())
         values: list[float] = [
             http.total("records_in"),
@@ -357,11 +357,11 @@ def quantile_s(counts: Sequence[int], part: float) -> float | None:
     total = sum(counts)
     if not total:
         return None
-    wanted, seen = part * total, 0
+    target, count_below = part * total, 0
     low = 0.0
     for bound, count in zip(SECONDS, counts, strict=False):
-        if count and seen + count >= wanted:
-            return low + (bound - low) * (wanted - seen) / count
-        seen += count
+        if count and count_below + count >= target:
+            return low + (bound - low) * (target - count_below) / count
+        count_below += count
         low = bound
     return SECONDS[-1]

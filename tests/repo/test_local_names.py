@@ -17,7 +17,7 @@ EMPTY_WORDS = (
     "left before after others made wanted twice opened answered owned young said rest"
 )
 EMPTY = frozenset(EMPTY_WORDS.split())
-PRODUCT_PART_MAX, TESTS_PART_MAX = 0.016, 0.013
+PRODUCT_PART_MAX, TESTS_PART_MAX = 0.001, 0.013
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -151,17 +151,17 @@ class Configs:
         """Answer DescribeConfigs."""
         call = AdminCall(self._context, "DescribeConfigs", client)
         topics = self._broker.state.topics
-        wanted = {
+        resources = {
             (resource.resource_type, resource.resource_name): resource
             for resource in request.resources
         }
-        if any(kind == OF_TOPIC and name not in topics for kind, name in wanted):
+        if any(kind == OF_TOPIC and name not in topics for kind, name in resources):
             code, message = await call.outcome(self._broker.refresh())
             if code:
-                failed = [_undescribed(resource, code, message) for resource in wanted.values()]
+                failed = [_undescribed(resource, code, message) for resource in resources.values()]
                 return DescribeConfigsResponse(throttle_time_ms=0, results=failed)
         results, described = [], list[tuple[DescribeConfigsResult, Topic | None]]()
-        async for resource in sliced(wanted.values()):
+        async for resource in sliced(resources.values()):
             forbidden = _forbidden(resource.resource_type)
             code, message = await call.outcome(self._check(call, resource), forbidden)
             results.append(_undescribed(resource, code, message))
@@ -171,8 +171,10 @@ class Configs:
 
         def describe() -> None:
             for result, topic in described:
-                asked = wanted[result.resource_type, result.resource_name].configuration_keys
-                result.configs = self._described(result, topic, asked, request)
+                config_names = resources[
+                    result.resource_type, result.resource_name
+                ].configuration_keys
+                result.configs = self._described(result, topic, config_names, request)
 
         if len(described) <= INLINE_MAX:
             describe()
@@ -207,7 +209,7 @@ class Configs:
         self,
         result: DescribeConfigsResult,
         topic: Topic | None,
-        asked: Sequence[str] | None,
+        config_names: Sequence[str] | None,
         request: DescribeConfigsRequest,
     ) -> list[DescribeConfigsResourceResult]:
         is_topic = result.resource_type == OF_TOPIC
@@ -215,16 +217,16 @@ class Configs:
             own = {} if topic is None else topic.configs
             defaults = self._broker.state.defaults
             entries = entries_of(own, defaults)
-            names = set(asked or ()) & topic_configs.WITHOUT_EFFECT.keys()
+            names = set(config_names or ()) & topic_configs.WITHOUT_EFFECT.keys()
             names -= {entry.name for entry in entries}
             entries += [_entry(name, {}, defaults) for name in sorted(names)]
         elif result.resource_type == OF_BROKER:
             entries = self._of_broker(is_cluster=not result.resource_name)
         else:
             entries = []
-        if asked:  # as in Kafka, an empty list asks for all
-            wanted = set(asked)
-            entries = [entry for entry in entries if entry.name in wanted]
+        if config_names:  # as in Kafka, an empty list asks for all
+            requested_names = set(config_names)
+            entries = [entry for entry in entries if entry.name in requested_names]
         is_read_only = not is_topic and bool(result.resource_name)
         return [
             DescribeConfigsResourceResult(
@@ -308,11 +310,13 @@ class Configs:
         validate_only: bool,
     ) -> list[AlterConfigsResourceResponse]:
         identity = attrgetter("resource_type", "resource_name")
-        changed, twice = await distinct(cast("Sequence[AnyResource]", resources), identity)
+        changed, repeated_resources = await distinct(
+            cast("Sequence[AnyResource]", resources), identity
+        )
 
         async def change(resource: "AnyResource") -> None:
             kind, name = resource.resource_type, resource.resource_name
-            if (kind, name) in twice:
+            if (kind, name) in repeated_resources:
                 raise ChangeRefused(
                     Code.INVALID_REQUEST, f"resource {name!r} is in the request twice"
                 )
@@ -458,11 +462,11 @@ def _changed(changed: Changed, name: str, operation: int, value: str | None) -> 
         raise ChangeRefused(
             Code.INVALID_CONFIG, f"config {name!r} is no list: only lists take APPEND and SUBTRACT"
         )
-    before = _listed(changed.values(name)[0].value)
+    old_parts = _listed(changed.values(name)[0].value)
     parts = _listed(text)
     if operation == APPEND:
-        return ",".join([*before, *(part for part in parts if part not in before)])
-    return ",".join(part for part in before if part not in parts)
+        return ",".join([*old_parts, *(part for part in parts if part not in old_parts)])
+    return ",".join(part for part in old_parts if part not in parts)
 
 
 def _listed(text: str) -> list[str]:

@@ -74,17 +74,23 @@ class Topics:
     ) -> CreateTopicsResponse:
         """Answer CreateTopics. With `validate_only`, create nothing."""
         call = AdminCall(self._context, "CreateTopics", client)
-        topics, twice = await distinct(request.topics, attrgetter("name"))
+        topics, repeated_names = await distinct(request.topics, attrgetter("name"))
         are_many = len(topics) > CREATED_MAX
 
-        async def serve(wanted: CreatableTopic) -> CreatableTopicResult:
+        async def serve(requested_topic: CreatableTopic) -> CreatableTopicResult:
             result = CreatableTopicResult(
-                name=wanted.name, error_code=Code.NONE, error_message=None
+                name=requested_topic.name, error_code=Code.NONE, error_message=None
             )
             outcome = await call.outcome(
                 _too_many()
                 if are_many
-                else self._create(call, wanted, result, wanted.name in twice, request.validate_only)
+                else self._create(
+                    call,
+                    requested_topic,
+                    result,
+                    requested_topic.name in repeated_names,
+                    request.validate_only,
+                )
             )
             result.error_code, result.error_message = outcome
             return result
@@ -95,19 +101,19 @@ class Topics:
     async def _create(
         self,
         call: AdminCall,
-        wanted: CreatableTopic,
+        requested_topic: CreatableTopic,
         result: CreatableTopicResult,
         is_twice: bool,
         validate_only: bool,
     ) -> None:
         """Create a topic, or only check the request, and describe the topic in the result."""
-        name = wanted.name
+        name = requested_topic.name
         if is_twice:
             raise ChangeRefused(Code.INVALID_REQUEST, f"topic {name!r} is in the request twice")
         partitions = await self._topics.create(
-            call, name, lambda: _new_topic(wanted), validate_only=validate_only
+            call, name, lambda: _new_topic(requested_topic), validate_only=validate_only
         )
-        configs: Mapping[str, str] = _configs(wanted)
+        configs: Mapping[str, str] = _configs(requested_topic)
         if not validate_only:
             call.warn_of_configs(name, configs)
             if (created := self._broker.state.topics.get(name)) is not None:
@@ -129,10 +135,10 @@ class Topics:
         """Answer DeleteTopics, by names and by ids."""
         call = AdminCall(self._context, "DeleteTopics", client)
         if client.version >= FIRST_BY_ID:
-            topics, twice = await distinct(request.topics, attrgetter("name", "topic_id"))
+            topics, repeated_topics = await distinct(request.topics, attrgetter("name", "topic_id"))
         else:
             names, named_twice = await distinct(request.topic_names, str)
-            twice = {(name, ZERO_UUID) for name in named_twice}
+            repeated_topics = {(name, ZERO_UUID) for name in named_twice}
             topics = [
                 DeleteTopicState(name=name, topic_id=ZERO_UUID) async for name in sliced(names)
             ]
@@ -141,7 +147,7 @@ class Topics:
             result = DeletableTopicResult(
                 name=topic.name, topic_id=topic.topic_id, error_code=Code.NONE
             )
-            is_twice = (topic.name, topic.topic_id) in twice
+            is_twice = (topic.name, topic.topic_id) in repeated_topics
             outcome = await call.outcome(self._delete(call, result, is_twice))
             result.error_code, result.error_message = outcome
             return result
@@ -171,29 +177,35 @@ class Topics:
     ) -> CreatePartitionsResponse:
         """Answer CreatePartitions. With `validate_only`, change nothing."""
         call = AdminCall(self._context, "CreatePartitions", client)
-        topics, twice = await distinct(request.topics, attrgetter("name"))
+        topics, repeated_names = await distinct(request.topics, attrgetter("name"))
 
-        async def serve(wanted: CreatePartitionsTopic) -> CreatePartitionsTopicResult:
-            is_twice = wanted.name in twice
-            growth = self._grow(call, wanted, is_twice, request.validate_only)
+        async def serve(requested_topic: CreatePartitionsTopic) -> CreatePartitionsTopicResult:
+            is_twice = requested_topic.name in repeated_names
+            growth = self._grow(call, requested_topic, is_twice, request.validate_only)
             code, message = await call.outcome(growth)
             return CreatePartitionsTopicResult(
-                name=wanted.name, error_code=code, error_message=message
+                name=requested_topic.name, error_code=code, error_message=message
             )
 
         results = await for_each(topics, serve)
         return CreatePartitionsResponse(throttle_time_ms=call.throttle_ms, results=results)
 
     async def _grow(
-        self, call: AdminCall, wanted: CreatePartitionsTopic, is_twice: bool, validate_only: bool
+        self,
+        call: AdminCall,
+        requested_topic: CreatePartitionsTopic,
+        is_twice: bool,
+        validate_only: bool,
     ) -> None:
-        name, count = wanted.name, wanted.count
+        name, count = requested_topic.name, requested_topic.count
         if is_twice:
             raise ChangeRefused(Code.INVALID_REQUEST, f"topic {name!r} is in the request twice")
         assigned = None
-        if wanted.assignments is not None:
-            _check_assignments([assignment.broker_ids for assignment in wanted.assignments])
-            assigned = len(wanted.assignments)
+        if requested_topic.assignments is not None:
+            _check_assignments(
+                [assignment.broker_ids for assignment in requested_topic.assignments]
+            )
+            assigned = len(requested_topic.assignments)
         await self._topics.add_partitions(
             call, name, count, assigned=assigned, validate_only=validate_only
         )
@@ -214,7 +226,10 @@ class Topics:
     async def _delete_records(
         self, call: AdminCall, topic: DeleteRecordsTopic
     ) -> DeleteRecordsTopicResult:
-        offsets = [(wanted.partition_index, wanted.offset) for wanted in topic.partitions]
+        offsets = [
+            (requested_partition.partition_index, requested_partition.offset)
+            for requested_partition in topic.partitions
+        ]
         outcomes: list[LogStartMove | LogError] = []
 
         async def delete() -> None:
@@ -246,23 +261,23 @@ def _check_assignments(brokers: list[list[int]]) -> None:
         raise ChangeRefused(Code.INVALID_REPLICA_ASSIGNMENT, "each assignment must name a broker")
 
 
-def _new_topic(wanted: CreatableTopic) -> NewTopic:
+def _new_topic(requested_topic: CreatableTopic) -> NewTopic:
     """Return the topic that a request wants. Raises ChangeRefused."""
-    _check_assignments([assignment.broker_ids for assignment in wanted.assignments])
-    if wanted.replication_factor < 1 and wanted.replication_factor != DEFAULT:
+    _check_assignments([assignment.broker_ids for assignment in requested_topic.assignments])
+    if requested_topic.replication_factor < 1 and requested_topic.replication_factor != DEFAULT:
         raise ChangeRefused(
             Code.INVALID_REPLICATION_FACTOR,
-            f"replication factor {wanted.replication_factor}: use -1, or 1 or more",
+            f"replication factor {requested_topic.replication_factor}: use -1, or 1 or more",
         )
-    count = None if wanted.num_partitions == DEFAULT else wanted.num_partitions
-    assigned = [assignment.partition_index for assignment in wanted.assignments]
-    return NewTopic(count, _configs(wanted), assigned)
+    count = None if requested_topic.num_partitions == DEFAULT else requested_topic.num_partitions
+    assigned = [assignment.partition_index for assignment in requested_topic.assignments]
+    return NewTopic(count, _configs(requested_topic), assigned)
 
 
-def _configs(wanted: CreatableTopic) -> dict[str, str]:
+def _configs(requested_topic: CreatableTopic) -> dict[str, str]:
     """Return the configs of a new topic. Raises ChangeRefused."""
     configs: dict[str, str] = {}
-    for config in wanted.configs:
+    for config in requested_topic.configs:
         if config.value is None:
             raise ChangeRefused(
                 Code.INVALID_CONFIG, f"config {config.name!r} of a new topic has no value"

@@ -351,8 +351,8 @@ class KafkaConnection:
         api = pending.api
         REQUEST.set((api.name, pending.correlation_id, pending.client))
         serve = api.serve or partial(self._handshake.serve, api)
-        more = (partial(self._give, pending),) if api.is_kept_by_group else ()
-        result = called(self._context, api, serve, request, pending.client, *more)
+        callbacks = (partial(self._give, pending),) if api.is_kept_by_group else ()
+        result = called(self._context, api, serve, request, pending.client, *callbacks)
         if type(result) is CoroutineType:
             if self._is_secured:
                 result = measured(self._handshake.rights, result)

@@ -180,8 +180,8 @@ class FrameReader:
         self._data, self._at = data, 0
 
     def _grow(self, frame: bytearray, least: int) -> None:
-        wanted = min(self._size, max(least, 2 * len(frame)))
-        frame.extend(bytes(wanted - len(frame)))
+        new_size = min(self._size, max(least, 2 * len(frame)))
+        frame.extend(bytes(new_size - len(frame)))
 
     def pull(self) -> bytes | bytearray | None:
         """Return the next whole frame, without its size.
@@ -198,17 +198,17 @@ class FrameReader:
             self._frame = None
             return frame
         data, start = self._data, self._at
-        left = len(data) - start
-        if left < _SIZE.size:
+        remaining_bytes = len(data) - start
+        if remaining_bytes < _SIZE.size:
             if self._is_cut:
                 raise FrameRefused(
                     f"more than {KEPT_BYTES_MAX} bytes before the answer to a login: wait for it"
                 )
             return None
-        size = self._checked_size(data, start, left)
+        size = self._checked_size(data, start, remaining_bytes)
         if size is None:
             return None
-        is_whole = left - _SIZE.size >= size
+        is_whole = remaining_bytes - _SIZE.size >= size
         if (is_whole or size > SMALL_BYTES_MAX) and not self._may_take(size):
             return None
         start += _SIZE.size
@@ -220,11 +220,13 @@ class FrameReader:
         self._frame = frame = bytearray(data[start:])
         if size <= SMALL_BYTES_MAX:
             frame.extend(bytes(size - len(frame)))
-        self._filled, self._size = left - _SIZE.size, size
+        self._filled, self._size = remaining_bytes - _SIZE.size, size
         self._data, self._at = b"", 0
         return None
 
-    def _checked_size(self, data: bytes | memoryview, start: int, left: int) -> int | None:
+    def _checked_size(
+        self, data: bytes | memoryview, start: int, remaining_bytes: int
+    ) -> int | None:
         (size,) = _SIZE.unpack_from(data, start)
         if not FRAME_BYTES_MIN <= size <= PRODUCE_BYTES_MAX:
             raise FrameRefused(
@@ -232,7 +234,7 @@ class FrameReader:
             )
         if size <= UNPROVED_BYTES_MAX:
             return size
-        if left < _HEAD.size:
+        if remaining_bytes < _HEAD.size:
             return None
         _, key = _HEAD.unpack_from(data, start)
         most = REQUEST_BYTES_MAX if key != PRODUCE else PRODUCE_BYTES_MAX
@@ -251,10 +253,10 @@ class FrameReader:
 
         If there are too many, drop them; the next `pull` raises FrameRefused.
         """
-        left = len(self._data) - self._at
-        if not left:
+        remaining_bytes = len(self._data) - self._at
+        if not remaining_bytes:
             self._data = b""
-        elif left > KEPT_BYTES_MAX and not self.is_proved:
+        elif remaining_bytes > KEPT_BYTES_MAX and not self.is_proved:
             self._is_cut = True
             self._data = b""
         elif self._at or not isinstance(self._data, bytes):

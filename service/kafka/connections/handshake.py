@@ -128,8 +128,8 @@ class Handshake:
 
         Raises Unauthenticated, and the errors of a view that cannot be refreshed.
         """
-        authzid, _, rest = message.partition(b"\0")
-        user, separator, secret = rest.partition(b"\0")
+        authzid, _, credentials = message.partition(b"\0")
+        user, separator, secret = credentials.partition(b"\0")
         if not separator or not user:
             why = "PLAIN takes: empty, NUL, the user of a key, NUL, the key"
             raise security.refused("malformed", why)

@@ -67,9 +67,9 @@ class UnsentAnswers:
         If all clients together exceed the limit, end a connection of the owner that has the most
         bytes: the one whose client has taken nothing for the longest time.
         """
-        owner, before = self._noted.get(receiver, (receiver.owner, 0))
-        self._add(owner, size - before)
-        if size < before or not size:
+        owner, old_size = self._noted.get(receiver, (receiver.owner, 0))
+        self._add(owner, size - old_size)
+        if size < old_size or not size:
             self._noted.pop(receiver, None)
         if size:
             self._noted[receiver] = owner, size
@@ -178,16 +178,16 @@ class Outbox:
             transport.writelines(self._next_slice())
 
     def _next_slice(self) -> list[bytes | memoryview]:
-        pieces, left = list[bytes | memoryview](), SLICE_BYTES
-        while self._waiting and left:
+        pieces, remaining_bytes = list[bytes | memoryview](), SLICE_BYTES
+        while self._waiting and remaining_bytes:
             piece = self._waiting.popleft()
-            if len(piece) > left:
+            if len(piece) > remaining_bytes:
                 piece = memoryview(piece)
-                self._waiting.appendleft(piece[left:])
-                piece = piece[:left]
+                self._waiting.appendleft(piece[remaining_bytes:])
+                piece = piece[:remaining_bytes]
             pieces.append(piece)
-            left -= len(piece)
-        self._waiting_bytes -= SLICE_BYTES - left
+            remaining_bytes -= len(piece)
+        self._waiting_bytes -= SLICE_BYTES - remaining_bytes
         return pieces
 
     def release_when_taken(self, release: Callable[[], object]) -> None:

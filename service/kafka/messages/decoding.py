@@ -71,8 +71,8 @@ class _DecoderSource:
         self.line(f"left = {self.title.elements_max}")
         self.line("try:")
         self.indent = 2
-        made = self.structure(self.title, 0)
-        self.line(f"made = {made}")
+        expression = self.structure(self.title, 0)
+        self.line(f"made = {expression}")
         self.indent = 1
         if self.has_slices:
             self.lines.insert(1, "    m = memoryview(b)")
@@ -119,8 +119,8 @@ class _DecoderSource:
         if self.flexible:
             self.tags(structure, tagged, depth)
         self.read_fixed()
-        made = self.constant(structure.__name__, structure)
-        return f"{made}({', '.join(f'{member.name}={member.name}{depth}' for member in present)})"
+        name = self.constant(structure.__name__, structure)
+        return f"{name}({', '.join(f'{member.name}={member.name}{depth}' for member in present)})"
 
     def member(self, member: CompiledField, depth: int) -> None:
         target = f"{member.name}{depth}"
@@ -194,12 +194,12 @@ class _DecoderSource:
             self.line("for _ in range(n):")
             self.indent += 1
             if isinstance(form, type):
-                made = self.structure(form, depth + 1)
+                expression = self.structure(form, depth + 1)
             else:
-                made = "element"
+                expression = "element"
                 self.length(small=form == "text")
-                self.content(form, made, f"{member.name} has null inside", False)
-            self.line(f"{target}.append({made})")
+                self.content(form, expression, f"{member.name} has null inside", False)
+            self.line(f"{target}.append({expression})")
             self.indent -= 1
         self.indent -= 1
         if self.can_be_null(member):
@@ -212,16 +212,16 @@ class _DecoderSource:
         If the structure can be null, a signed byte is before it, which is negative for null.
         """
         if not self.can_be_null(member):
-            made = self.structure(form, depth + 1)
-            self.line(f"{target} = {made}")
+            expression = self.structure(form, depth + 1)
+            self.line(f"{target} = {expression}")
             return
         self.fixed.append(("b", "n"))
         self.read_fixed()
         self.line(f"if n < 0: {target} = None")
         self.line("else:")
         self.indent += 1
-        made = self.structure(form, depth + 1)
-        self.line(f"{target} = {made}")
+        expression = self.structure(form, depth + 1)
+        self.line(f"{target} = {expression}")
         self.indent -= 1
 
     def tags(self, structure: type[Structure], tagged: list[CompiledField], depth: int) -> None:

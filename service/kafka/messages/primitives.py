@@ -51,24 +51,24 @@ def text_length(data: bytes | bytearray, position: int) -> tuple[int, int]:
     return number, end
 
 
-def skip_tags(data: bytes | bytearray, position: int, left: int) -> tuple[int, int]:
+def skip_tags(data: bytes | bytearray, position: int, elements_max: int) -> tuple[int, int]:
     """Skip a structure's tagged fields, the count included.
 
-    Returns `left` minus the count of the fields, and the position behind the fields. `left` is the
-    number of elements that the message may still have.
+    Returns `elements_max` minus the count of the fields, and the position behind the fields.
+    `elements_max` is the number of elements that the message may still have.
     """
-    left, count, position = tag_count(data, position, left)
+    elements_max, count, position = tag_count(data, position, elements_max)
     for _ in range(count):
         _, _, position = tag_header(data, position)
-    return left, position
+    return elements_max, position
 
 
-def tag_count(data: bytes | bytearray, position: int, left: int) -> tuple[int, int, int]:
-    """Read the count of a structure's tagged fields; returns `left - count`, count, position."""
+def tag_count(data: bytes | bytearray, position: int, elements_max: int) -> tuple[int, int, int]:
+    """Read the count of tagged fields; returns `elements_max - count`, count, position."""
     count, end = varint(data, position)
-    if count > left:
+    if count > elements_max:
         raise MalformedMessage(f"{count} tagged fields at byte {position} are too many")
-    return left - count, count, end
+    return elements_max - count, count, end
 
 
 def tag_header(data: bytes | bytearray, position: int) -> tuple[int, int, int]:

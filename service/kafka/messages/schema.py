@@ -78,12 +78,12 @@ class StructureMeta(msgspec.StructMeta):
         **options: Any,
     ) -> "StructureMeta":
         """Make a class; `options`: `api_key`, `versions`, `flexible` (messages), `elements_max`."""
-        made = super().__new__(mcs, name, bases, namespace, kw_only=True, gc=False)
+        structure = super().__new__(mcs, name, bases, namespace, kw_only=True, gc=False)
         for option, value in options.items():
-            setattr(made, option, versions_of(value) if isinstance(value, str) else value)
+            setattr(structure, option, versions_of(value) if isinstance(value, str) else value)
         if "api_key" in options and (flexible := versions_of(options["flexible"])):
             FIRST_FLEXIBLE[options["api_key"]] = flexible[0]
-        return made
+        return structure
 
 
 @dataclass_transform(kw_only_default=True)
@@ -146,17 +146,17 @@ def _members(structure: type[Structure]) -> Iterator[CompiledField]:
             forms.append(_PYTHON_TYPES[inner].form)
         if len(forms) != 1:
             raise TypeError(f"{structure.__name__}.{field.name}: {field.type} has no form in bytes")
-        said = next((note for note in notes if isinstance(note, Field)), Field())
-        if said.tag is not None and isinstance(forms[0], type) and not is_array:
+        field_note = next((note for note in notes if isinstance(note, Field)), Field())
+        if field_note.tag is not None and isinstance(forms[0], type) and not is_array:
             nullable = False  # None is an omitted field, see above
         default = field.default if field.default_factory is msgspec.NODEFAULT else ()
         yield CompiledField(
             name=field.name,
             form=forms[0],
             is_array=is_array,
-            versions=versions_of(said.versions or "0+"),
-            null_versions=versions_of((said.null or "0+") if nullable else "none"),
-            tag=said.tag,
+            versions=versions_of(field_note.versions or "0+"),
+            null_versions=versions_of((field_note.null or "0+") if nullable else "none"),
+            tag=field_note.tag,
             default=default,
         )
 
@@ -167,8 +167,8 @@ def _parts(annotation: Any) -> tuple[list[Any], Any, bool]:
     nullable = False
     while True:
         if origin_of(annotation) is Annotated:
-            annotation, *more = get_args(annotation)
-            notes += more
+            annotation, *inner_notes = get_args(annotation)
+            notes += inner_notes
         elif origin_of(annotation) in (Union, types.UnionType):
             (annotation,) = (kind for kind in get_args(annotation) if kind is not types.NoneType)
             nullable = True
