@@ -97,7 +97,7 @@ class MaintenanceSession:
         cluster = await objects.open_cluster(None, is_creating=False)
         wal = WalView(objects, cluster, writer, _NO_CHECKPOINTS)
         try:
-            await wal.load()
+            await wal.load(())
         except Corrupt:
             if report_damage:
                 raise

@@ -317,9 +317,11 @@ class KafkaGroupOffsets:
         answers: list[_Topic] = []
         if asked_topics is None:
             operations = self._context.operations.groups
-            for shown_topic in await operations.committed_topics(client.rights, group_id):
+            shown_topics = await operations.committed_topics(client.rights, group_id)
+            async for shown_topic in sliced(shown_topics):
                 numbers = sorted(committed.get(shown_topic.topic_id, {}))
-                answers.append(await self._committed(group_id, shown_topic, numbers, client))
+                if numbers:  # none if the topic was deleted during a pause
+                    answers.append(await self._committed(group_id, shown_topic, numbers, client))
             return answers
         async for asked_topic in sliced(asked_topics):
             topic = self._topic(asked_topic.name, asked_topic.topic_id, client)

@@ -117,7 +117,7 @@ class GroupOperations:
         await begin(self._broker, change, DELETE_GROUP, group_id)
         if not self._exists(group_id):
             raise UnknownGroup(group_id)
-        await change.commit(group_id, self._broker.groups.kafka.delete(group_id))
+        await change.commit(group_id, self._broker.groups.delete(group_id))
 
     async def delete_offsets(
         self,

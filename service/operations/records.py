@@ -4,7 +4,7 @@ Appends and fetches of one topic check `PRODUCE` and `FETCH` inline, where they 
 because some requests have thousands of partitions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tidelog.service.operations.rights import (
     DESCRIBE_TOPIC,
@@ -38,16 +38,16 @@ class RecordOperations:
         self,
         rights: CallerRights,
         topics: Iterable[str],
-        topics_by_group: Mapping[str, Iterable[str]],
+        groups: Iterable[tuple[str, Iterable[str]]],
     ) -> None:
         """Raise Forbidden unless the caller may write to `topics` and commit each group's offsets.
 
-        `topics_by_group` has the topics of the offsets.
+        `groups` are pairs of a group and the topics of its offsets.
         """
         await PRODUCE.check_all(rights, topics)
-        for group_id, group_topics in topics_by_group.items():
+        for group_id, offset_topics in groups:
             await JOIN_GROUP.check(rights, group_id)
-            await FETCH.check_all(rights, group_topics)
+            await FETCH.check_all(rights, offset_topics)
 
     async def check_matched(self, rights: CallerRights, topic: str) -> None:
         """Raise Forbidden unless the caller may read the topic, which a pattern may have matched.

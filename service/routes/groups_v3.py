@@ -383,9 +383,11 @@ async def get_group(request: Request, group: PathGroup) -> GroupDescription:
     return group.make.description(members)
 
 
-async def delete_group(group: PathGroup, change: CallerChange) -> Response:
+async def delete_group(
+    consumer_group_id: GroupId, operations: BrokerOperations, change: CallerChange
+) -> Response:
     """Delete a group and its committed offsets. 409/40903 while the group has members."""
-    await group.operations.groups.delete(change, group.group_id)
+    await operations.groups.delete(change, consumer_group_id)
     return Response(status_code=204)
 
 

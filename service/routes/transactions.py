@@ -101,10 +101,10 @@ class Transactions:
         await self._records.check_transaction(
             rights,
             [records.name for records in request.topics],
-            {
-                group.consumer_group_id: [offset.topic_name for offset in group.offsets]
+            [
+                (group.consumer_group_id, [offset.topic_name for offset in group.offsets])
                 for group in request.groups
-            },
+            ],
         )
         try:
             return await self._commit(request, body, size, name, rights)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tidelog.storage.core.actions import DeleteGroup, DeleteOffsets
+from tidelog.storage.core.actions import DeleteOffsets
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.kafka_groups import KafkaGroups
@@ -41,8 +41,12 @@ class ClusterGroups:
         return self._coordinator.broker_of(group_id)
 
     async def delete(self, group_id: str) -> None:
-        """Delete the group with its committed offsets. Raises GroupNotEmpty."""
-        await self._log.submit(DeleteGroup(group_id))
+        """Delete the group with its committed offsets.
+
+        Raises GroupNotEmpty, also for Kafka clients that join at this broker, before they are
+        members in the cluster's state.
+        """
+        await self.kafka.delete(group_id)
 
     async def delete_offsets(self, group_id: str, partitions: Sequence[TopicIdPartition]) -> None:
         """Delete the group's committed offsets of these partitions."""

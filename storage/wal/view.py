@@ -178,10 +178,10 @@ class WalView:
             cluster_id, is_creating=is_creating, bounds=settings.bounds
         )
         view = cls(objects, cluster, writer, settings)
-        await view.load()
+        await view.load(())
         return view
 
-    async def load(self, subscribers: Iterable[Subscriber] = ()) -> None:
+    async def load(self, subscribers: Iterable[Subscriber]) -> None:
         """Load the state: the newest checkpoint and all entries after it.
 
         From now on, call the subscribers. Raises Corrupt.

@@ -382,7 +382,7 @@ async def test_group_that_clients_join_is_not_deleted(kafka: Kafka) -> None:
     operations = kafka.server.listener.server.context.operations.groups
     with pytest.raises(GroupNotEmpty):  # the state has no member before the first SyncGroup
         await operations.delete(HttpChange(ALL_RIGHTS), "g")
-    assert kafka.log.committed_offsets("g")
+    assert kafka.log.groups.committed_offsets("g")
 
 
 async def test_a_group_id_that_is_not_valid(kafka: Kafka) -> None:

@@ -1,5 +1,7 @@
 """Small requests with many decisions or large answers: handlers work in slices."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from tidelog.service import slices
 from tidelog.service.kafka import wide_answers
 from tidelog.service.kafka.client import EncodedAnswer
 from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.messages import group_offsets, groups, metadata
 
 TOPICS = 20
@@ -80,15 +83,17 @@ def encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return answers
 
 
-async def _commit(client: Client, group_id: str, partitions: int) -> None:
+async def _commit(
+    client: Client, group_id: str, partitions: int, names: Sequence[str] = ("wide",)
+) -> None:
     parts = [
         group_offsets.OffsetCommitRequestPartition(
             partition_index=number, committed_offset=number, committed_metadata=None
         )
         for number in range(partitions)
     ]
-    topic = group_offsets.OffsetCommitRequestTopic(name="wide", partitions=parts)
-    request = group_offsets.OffsetCommitRequest(group_id=group_id, member_id="", topics=[topic])
+    topics = [group_offsets.OffsetCommitRequestTopic(name=name, partitions=parts) for name in names]
+    request = group_offsets.OffsetCommitRequest(group_id=group_id, member_id="", topics=topics)
     await client.ask(request, group_offsets.OffsetCommitResponse, 8)
 
 
@@ -109,6 +114,35 @@ async def test_all_offsets_of_a_group(
     assert [partition.committed_offset for partition in topic.partitions] == [*range(PARTITIONS)]
     assert len(turns) >= PARTITIONS
     assert len(encoded_in_threads) == 1
+
+
+async def test_offsets_of_many_topics_pause_between_topics(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only the answers move: the offsets of a topic take a slice."""
+    now_s, waits = [0.0], list[None]()
+    wait, committed = slices._Turns.wait, KafkaGroupOffsets._committed
+
+    async def counted() -> None:
+        waits.append(None)
+        await wait()
+
+    async def slow(*arguments: Any) -> Any:
+        now_s[0] += slices.SLICE_S
+        return await committed(*arguments)
+
+    names = [f"t{number}" for number in range(TOPICS)]
+    for name in names:
+        await kafka.log.topics.create(name, 1, {})
+    client = kafka.client()
+    await _commit(client, "g", 1, names)
+    monkeypatch.setattr(slices, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr(slices._Turns, "wait", counted)
+    monkeypatch.setattr(KafkaGroupOffsets, "_committed", slow)
+    request = group_offsets.OffsetFetchRequest(group_id="g", topics=None)
+    response = await client.ask(request, group_offsets.OffsetFetchResponse, 7)
+    assert sorted(topic.name for topic in response.topics) == sorted(names)
+    assert len(waits) >= TOPICS
 
 
 async def test_groups_are_listed_in_slices(kafka: Kafka, encoded_in_threads: list[None]) -> None:

@@ -312,7 +312,9 @@ OPERATIONS = {
         cluster_right(IDEMPOTENT_WRITE),
     ),
     "records.check_transaction": reading(
-        lambda ops, change, _: ops.records.check_transaction(change.rights, ["new"], {"g": ["t"]}),
+        lambda ops, change, _: ops.records.check_transaction(
+            change.rights, ["new"], [("g", ["t"])]
+        ),
         topic_rights(WRITE, name="new") | group_right(READ) | topic_rights(READ),
     ),
     "records.check_matched": reading(
