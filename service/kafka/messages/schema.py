@@ -32,7 +32,11 @@ from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX
 
 VERSION_MAX = 0x7FFF
 FIRST_FLEXIBLE: dict[int, int] = {}
-"""By API, the first flexible version of its messages. A message class adds its own."""
+"""By API, the first flexible version of its messages.
+
+A message class adds its own, so the header of an API's requests is read right once its classes are
+imported: the table of the APIs that a broker serves (`apis.table`) imports them.
+"""
 
 
 class Field(NamedTuple):
@@ -82,7 +86,8 @@ class StructureMeta(msgspec.StructMeta):
         for option, value in options.items():
             setattr(structure, option, versions_of(value) if isinstance(value, str) else value)
         if "api_key" in options and (flexible := versions_of(options["flexible"])):
-            FIRST_FLEXIBLE[options["api_key"]] = flexible[0]
+            first = FIRST_FLEXIBLE.setdefault(options["api_key"], flexible[0])
+            assert first == flexible[0], f"{name} is flexible from another version on"
         return structure
 
 
