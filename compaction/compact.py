@@ -38,7 +38,7 @@ from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.runtime.tasks import together
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.manifest import clean_app_id
 
 HISTORY_MAX = 1000

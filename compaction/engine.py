@@ -27,7 +27,7 @@ from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.read.segment_reader import FetchedGroups
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.manifest import (
     ManifestConflict,

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.cluster_bounds import Bounds
-from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.topic import DeletedTopic
 from tidelog.storage.state.topic_checks import is_topic_name
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.manifest import Removal

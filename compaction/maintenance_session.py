@@ -24,7 +24,8 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.foreign_commits import check

@@ -32,8 +32,8 @@ from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.errors import ObjectNotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges, between
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore, upload
 from tidelog.storage.tables.foreign_commits import HISTORY_MAX, confirmed, doubt_of
 from tidelog.storage.tables.manifest import (

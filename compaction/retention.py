@@ -30,7 +30,7 @@ from tidelog.storage.core.errors import OffsetOutOfRange, UnknownPartition
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.read.split_reader import gone_is_unavailable
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.manifest import ManifestConflict, Table, maintenance_app_id
 
 log = logging.getLogger("tidelog.retention")

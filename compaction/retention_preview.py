@@ -13,8 +13,8 @@ import numpy as np
 from tidelog.compaction.plan import UNLIMITED, retention
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.manifest import SegmentColumns
 
 

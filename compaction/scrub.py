@@ -29,8 +29,9 @@ from tidelog.storage.core.errors import Corrupt, ObjectNotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.runtime.tasks import together
-from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.manifest import (
     SegmentIndex,

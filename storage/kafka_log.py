@@ -23,7 +23,7 @@ from tidelog.storage.core.errors import RecordTooLarge
 from tidelog.storage.core.model import AppendedRange, ReadBounds
 from tidelog.storage.log import Log
 from tidelog.storage.records import ClusterRecords
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
 

@@ -20,7 +20,8 @@ from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.runtime.observer import Observer
 from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.seal.sealer import Sealer
-from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
+from tidelog.storage.state.cluster_state import Applied, ClusterState
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView

@@ -26,9 +26,9 @@ from tidelog.storage.core.model import OFFSET_MAX, Acks, AppendedRange, ReadBoun
 from tidelog.storage.log import Log
 from tidelog.storage.read.long_polls import ANY_PARTITION, TopicChanges
 from tidelog.storage.read.reader import FetchResult
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
 __all__ = ["ClusterRecords", "FetchResult"]

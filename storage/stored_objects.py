@@ -10,7 +10,7 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound, TableInDoubt
 from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.log import Log
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.manifest import SegmentColumns, Table, clean_app_id, seal_app_id

@@ -11,7 +11,7 @@ from tidelog.storage.core.actions import (
 )
 from tidelog.storage.core.errors import TopicExists
 from tidelog.storage.log import Log
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.state.topic_checks import check_new_name, check_partitions
 
 

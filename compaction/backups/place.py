@@ -17,7 +17,7 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, ObjectNotFound, StoreUnfit
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 

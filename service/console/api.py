@@ -40,7 +40,7 @@ from tidelog.service.telemetry.rates import (
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, TOPIC
 from tidelog.storage.core.topic_configs import BROKER_NAMES, DEFAULTS
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 LAYOUT_PARTITIONS_MAX = 100
 """Bound of the partitions in one response with a topic's layout."""

@@ -17,8 +17,8 @@ from tidelog.compaction.plan import cleanable, merges
 from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.stored_objects import PartitionFiles
 
 SEGMENTS_MAX = 120

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from tidelog.storage.core.errors import InvalidRequest, UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 SHOWN_MAX = 100
 """Characters of an invalid parameter that the error's message quotes."""

@@ -57,7 +57,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.kafka_log import check_size
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 API = "Produce"
 FIRST_BY_ID = 13

@@ -24,8 +24,8 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC
 from tidelog.storage.core.errors import Corrupt, LogError
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import check_group_id
+from tidelog.storage.state.topic import Topic
 
 log = logging.getLogger("tidelog.kafka")
 

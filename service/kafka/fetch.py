@@ -35,7 +35,7 @@ from tidelog.service.slices import Slices
 from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 API = "Fetch"
 FIRST_BY_ID = 13

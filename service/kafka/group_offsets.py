@@ -28,8 +28,8 @@ from tidelog.storage.core.actions import GroupOffset
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.kafka_requests import GroupPhase, Identity
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset, check_offset
+from tidelog.storage.state.topic import Topic
 
 BY_ID = 10
 """The first version of OffsetCommit and OffsetFetch that names topics by id."""

@@ -25,7 +25,7 @@ from tidelog.service.kafka.metadata import Routing
 from tidelog.service.operations.rights import DESCRIBE_CLUSTER
 from tidelog.service.slices import Slices
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 
 class Placement:

@@ -48,7 +48,7 @@ from tidelog.storage.cluster.liveness import KafkaListener, Member, weight
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, TOPIC
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.state.topic_checks import is_new_topic_name
 
 LEADER_EPOCH = 0

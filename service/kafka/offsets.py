@@ -28,7 +28,7 @@ from tidelog.service.slices import Slices
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX
 from tidelog.storage.codec.chunk import US_PER_MS, timestamps_us
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6

@@ -17,7 +17,7 @@ from tidelog.service.security.caller import CallerRights
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.topic_configs import TopicDefaults
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 ConfigTexts: TypeAlias = Mapping[str, str | None]
 """By name of a config: its new text, None to remove it."""

@@ -24,9 +24,9 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty, LogError
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset, check_group_id
 from tidelog.storage.state.group_state import NO_GENERATION, GroupMember
+from tidelog.storage.state.topic import Topic
 
 NewOffset: TypeAlias = Callable[[TopicPartition], Awaitable[int]]
 """Returns the offset that a reset commits in a partition."""

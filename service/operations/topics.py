@@ -32,7 +32,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.topic_configs import AUTO_CREATE, NUM_PARTITIONS
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.state.topic_checks import check_partitions
 
 END = -1

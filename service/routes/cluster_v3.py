@@ -35,7 +35,7 @@ from tidelog.service.routes.dependencies import (
 from tidelog.service.slices import in_order
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:

@@ -48,7 +48,7 @@ from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.topic_configs import DEFAULTS, TopicDefaults
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 READ_ONLY = (
     "configs of one broker are read-only: they are settings of its process, and the defaults of "

@@ -26,7 +26,7 @@ from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.slices import in_order
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import InvalidRequest, UnknownTopic
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 SECURITY_IS_OFF = "SecurityDisabledException: No Authorizer is configured on the broker."
 

@@ -49,7 +49,7 @@ from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.read.long_polls import NO_CHANGE, TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 PARTITIONS_MAX = events.VECTOR_PARTITIONS_MAX
 """Maximum partitions of a topic that can be followed. The number is bounded, because each event id

@@ -68,7 +68,7 @@ from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 T = TypeVar("T")
 

@@ -45,7 +45,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Acks
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 Report: TypeAlias = dict[str, Any]
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from tidelog.service.routes.dependencies import CREATE_ERRORS, ERRORS, FreshLog,
 from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, TOPIC
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 TOPICS_MAX = 1_000
 """Topics whose tables one request reads."""

@@ -40,7 +40,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER, DESCRIBE, TOPIC
 from tidelog.storage.core.errors import UnknownTopic
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 
 class Replica(BaseModel):

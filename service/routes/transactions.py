@@ -53,7 +53,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 DECODE_INLINE_BYTES = 64 * 1024
 """Bodies of at most this size are decoded on the event loop. A record takes ~4 us."""

@@ -37,7 +37,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError, TableInDoubt
 from tidelog.storage.runtime.tasks import TASK_ENDS, lower_priority
 from tidelog.storage.runtime.threads import LoopThread
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 log = logging.getLogger("tidelog.care")
 

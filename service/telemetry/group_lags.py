@@ -22,8 +22,8 @@ from tidelog.service.slices import Slices, sliced
 from tidelog.service.telemetry.lag_times import LagTimes, Unread
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.group_state import GroupMember
+from tidelog.storage.state.topic import Topic
 
 LAGS_AT_ONCE = 1_000
 """Lags that are computed between two checks whether the slice is over."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import US_PER_MS
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 KNOWN_MAX = 20_000
 """Remembered times of sealed records (~200 bytes each)."""

@@ -24,9 +24,9 @@ from tidelog.service.telemetry import group_lags
 from tidelog.service.telemetry.group_lags import LagTotals
 from tidelog.storage.broker import Broker, BrokerStats
 from tidelog.storage.core.histogram import Histogram
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.principal_shares import TAIL_CHUNKS
 from tidelog.storage.state.tail_chunk_counts import CHUNKS_MAX
+from tidelog.storage.state.topic import Topic
 
 SERIES_MAX = 2000
 """Maximum partitions, and maximum topics, with series of their own. At this number, a scrape takes

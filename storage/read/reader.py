@@ -45,8 +45,8 @@ from tidelog.storage.read.segment_reader import (
 from tidelog.storage.read.tail_cache import CachedBatch, TailCache
 from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.runtime.threads import Threads
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.foreign_commits import blamed, hole
 from tidelog.storage.tables.manifest import (

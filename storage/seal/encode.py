@@ -31,8 +31,8 @@ from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import lower_priority
 from tidelog.storage.runtime.threads import Threads
 from tidelog.storage.seal.tail_windows import FetchedWindow, Window, fetch, windows
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.state.topic import Topic
 
 T = TypeVar("T")
 

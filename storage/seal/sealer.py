@@ -52,8 +52,9 @@ from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.seal.tables_ahead_of_wal import TablesAhead
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
-from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.manifest import ManifestConflict, Table, lost_app_id, seal_app_id
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.clocks import Freshness, Moment

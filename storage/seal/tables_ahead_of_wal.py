@@ -22,8 +22,8 @@ from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.seal import uploads
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.seal.uploads import CommitUploads, SegmentUpload, Uploader
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.foreign_commits import hole
 from tidelog.storage.tables.manifest import (
     ManifestConflict,

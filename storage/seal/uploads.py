@@ -9,7 +9,7 @@ from typing import TypeAlias
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.seal.encode import EncodedSegment
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore, upload
 from tidelog.storage.wal.clocks import NEVER, Freshness, Moment
 

@@ -74,7 +74,8 @@ from tidelog.storage.state.state_checkpoint import (
     StateCheckpoint,
 )
 from tidelog.storage.state.tail_chunk_counts import TailChunks
-from tidelog.storage.state.topic_checks import DeletedTopic, Topic
+from tidelog.storage.state.topic import DeletedTopic, Topic
+from tidelog.storage.state.topic_owners import TopicOwners
 
 __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 
@@ -109,7 +110,7 @@ class ClusterState:
         self._keys = IdempotencyRecords(self.shares)
         self._by_id: dict[str, Topic] = {}
         self._checks = topic_checks.TopicChecks(self._by_id, self.deleted)
-        self.owners = topic_checks.TopicOwners(self._by_id, self.shares)
+        self.owners = TopicOwners(self._by_id, self.shares)
         self.tail_chunks = TailChunks(self._by_id, self.owners, self.shares)
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
         self.defaults = NO_DEFAULTS

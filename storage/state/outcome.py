@@ -25,7 +25,7 @@ from tidelog.storage.state.principal_shares import (
     Shares,
 )
 from tidelog.storage.state.producers import ProducerEpoch
-from tidelog.storage.state.topic_checks import Topic
+from tidelog.storage.state.topic import Topic
 
 KEYS_MAX = 250_000
 """Bound of the kept keys (I10); ~500 bytes each, and ~110 for each placement."""

@@ -4,7 +4,7 @@ import msgspec
 
 from tidelog.storage.core import levels
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.state import principal_shares, topic_checks
+from tidelog.storage.state import principal_shares
 from tidelog.storage.state.access import AccessCheckpoint
 from tidelog.storage.state.applied_drafts import AppliedDraftMark
 from tidelog.storage.state.bounds_in_effect import BoundsCheckpoint
@@ -14,7 +14,8 @@ from tidelog.storage.state.group_state import ClientGroupCheckpoint, MembersChec
 from tidelog.storage.state.holds import Hold
 from tidelog.storage.state.outcome import IdempotencyRecord, OwnedRecords
 from tidelog.storage.state.producers import ProducerOwners, ProducersCheckpoint, ReservedIds
-from tidelog.storage.state.topic_checks import DeletedTopic, Topic
+from tidelog.storage.state.topic import DeletedTopic, Topic
+from tidelog.storage.state.topic_owners import PartitionsOf
 
 ELEMENTS_MIN = 9
 """Number of elements that every checkpoint of level 1 has. Of the elements after them, `encode`
@@ -27,7 +28,7 @@ class OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     `StateCheckpoint.keys` has the idempotency records without a principal.
     """
 
-    topics: dict[str, topic_checks.PartitionsOf]
+    topics: dict[str, PartitionsOf]
     groups: dict[str, str]
     keys: OwnedRecords
     producers: ProducerOwners

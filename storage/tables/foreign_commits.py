@@ -18,8 +18,8 @@ from typing import Protocol
 
 from tidelog.storage.core.errors import LogError, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.manifest import (
     ManifestVersion,
     SegmentColumns,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tidelog.storage.core.errors import TableInDoubt
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.foreign_commits import check

@@ -28,8 +28,8 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.runtime.observer import PRINCIPAL, TRACE
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.producers import ProducerEpoch
+from tidelog.storage.state.topic import Topic
 
 PIECE_HEADER_BYTES = 300
 """Maximum number of bytes that a commit without its key and actions takes in an entry's header. A

@@ -30,8 +30,8 @@ from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import Created

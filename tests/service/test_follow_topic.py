@@ -32,7 +32,7 @@ from tidelog.storage.read.long_polls import TopicChanges
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 PATH = TOPIC_PATH
 following = functools.partial(test_follow.following, path=PATH)

@@ -23,12 +23,13 @@ from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state.access import ACLS_MAX, KEYS_MAX, QUOTAS_MAX, Key
-from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, MEMBERS_OF_GROUP_MAX
 from tidelog.storage.state.group_state import ConsumerGroup, GroupMember
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.principal_shares import PARTITIONS_MAX, TOPICS_MAX
+from tidelog.storage.state.topic import Topic
 
 CLUSTER = "/clusters/{cluster_id}"
 INSTANCE = "/consumers/{consumer_group_id}/instances/{instance}"

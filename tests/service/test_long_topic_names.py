@@ -27,7 +27,7 @@ from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreRefused
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.seal.sealer import ROUNDS_MAX, SealerSettings
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.state.topic_checks import TOPIC_NAME_MAX
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore

@@ -41,7 +41,7 @@ from tidelog.storage.core.errors import (
     TableInDoubt,
     Unavailable,
 )
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.manifest import seal_app_id
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidelog.storage.core.errors import LogError, TableInDoubt
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
 
 Patch = tuple[Any, str, Any]

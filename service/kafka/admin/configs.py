@@ -43,7 +43,7 @@ from tidelog.storage.core.topic_configs import (
     ConfigValue,
     TopicDefaults,
 )
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 
 OF_TOPIC, OF_BROKER, OF_CLIENT_METRICS, OF_GROUP = 2, 4, 16, 32
 """Types of resources. There are no client metrics, and groups have no configs."""

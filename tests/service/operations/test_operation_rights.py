@@ -57,8 +57,8 @@ from tidelog.storage.core.actions import (
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.access import MUTATION_RATE
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.group_state import NO_GENERATION, GroupMember
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.memory import MemoryStore
 
 T = TypeVar("T")

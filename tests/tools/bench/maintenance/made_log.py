@@ -20,7 +20,7 @@ from tidelog.storage.core.actions import Append, Chunk, Sealed
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.runtime.clock import SystemClock
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.manifest import seal_app_id
