@@ -21,7 +21,8 @@ from collections import deque
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from tidelog.service.kafka.client import ApiClient, CloseConnection, Later
+from tidelog.service.kafka.answers import CloseConnection, Later
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
 from tidelog.service.kafka.messages.produce import (

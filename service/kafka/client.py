@@ -1,9 +1,7 @@
-"""The client of a request, and what a handler may return instead of a response."""
+"""The client of a request, as handlers see it."""
 
-import asyncio
-from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tidelog.service.security.caller import CallerRights
 
@@ -35,35 +33,3 @@ def fields_of(api: str, correlation_id: int, client: ApiClient) -> dict[str, str
         "client_id": client.client_id,
         "host": client.host,
     }
-
-
-class Later:
-    """An answer that is not known yet.
-
-    The connection sets `on_answer`, and the handler calls it once with the response. A Later costs
-    less than a future: a future needs one more turn of the event loop.
-
-    While `begun` is not done, the next request of its connection does not begin, so that batches
-    keep their order.
-    """
-
-    __slots__ = ("begun", "on_answer")
-
-    def __init__(self) -> None:
-        self.on_answer: Callable[[Any], None] | None = None
-        self.begun: asyncio.Future[None] | None = None
-
-
-class EncodedAnswer(NamedTuple):
-    """An answer in bytes. `release` is called when the socket has taken all its bytes."""
-
-    pieces: list[bytes | memoryview]
-    release: Callable[[], object] | None = None
-    throttle_s: float = 0.0
-
-
-class CloseConnection(Exception):
-    """The failure of a request that gets no answer (acks=0).
-
-    The end of the connection shows the failure to the client.
-    """

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tidelog.service.kafka.client import REQUEST, ApiClient, EncodedAnswer, fields_of
+from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.client import REQUEST, ApiClient, fields_of
 from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.service.kafka.admin.calls import ChangeRefused, GroupCall
+from tidelog.service.kafka.answers import EncodedAnswer
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import ApiClient, EncodedAnswer
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages import consumer_protocol

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from functools import partial
 
+from tidelog.service.kafka.answers import CloseConnection, Later
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.appends import (
     API,
@@ -19,7 +20,7 @@ from tidelog.service.kafka.appends import (
     AppendQueue,
     KafkaAppend,
 )
-from tidelog.service.kafka.client import ApiClient, CloseConnection, Later
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.produce import (

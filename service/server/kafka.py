@@ -17,8 +17,8 @@ from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import table
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, RequestMemory
 from tidelog.service.kafka.connections.listener import CONNECTION_BYTES, Listener, limits_of
+from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
-from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import KafkaFetch
 from tidelog.service.kafka.group_offsets import KafkaGroupOffsets

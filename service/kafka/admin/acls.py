@@ -8,8 +8,9 @@ changed by `tidelog acls` and by REST.
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from tidelog.service.kafka.answers import EncodedAnswer
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import ApiClient, EncodedAnswer
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.failures import refused

@@ -19,24 +19,14 @@ from types import CoroutineType
 from typing import Any
 
 from tidelog.service.http.admission import Phase
+from tidelog.service.kafka.answers import CloseConnection, EncodedAnswer, Later
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, versions_answer
-from tidelog.service.kafka.client import (
-    REQUEST,
-    ApiClient,
-    CloseConnection,
-    EncodedAnswer,
-    Later,
-    fields_of,
-)
+from tidelog.service.kafka.client import REQUEST, ApiClient, fields_of
 from tidelog.service.kafka.connections.frame import DECODED_BYTES_MIN, FrameReader, FrameRefused
 from tidelog.service.kafka.connections.handshake import Handshake
+from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import ConnectionTransport, Outbox
-from tidelog.service.kafka.connections.server import (
-    ListenerParts,
-    Pending,
-    served_large,
-    throttle_s_of,
-)
+from tidelog.service.kafka.connections.pending_requests import Pending, served_large, throttle_s_of
 from tidelog.service.kafka.failures import called
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage

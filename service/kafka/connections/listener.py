@@ -16,8 +16,8 @@ from tidelog.service.http.listening_sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
 from tidelog.service.kafka.connections.connection import KafkaConnection
 from tidelog.service.kafka.connections.frame import SHARED_BYTES, SMALL_BYTES_MAX
+from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX, UNSENT_BYTES_MIN
-from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.storage.codec import byte_loops
 
 log = logging.getLogger("tidelog.kafka")

@@ -17,8 +17,9 @@ from tests.service.kafka.wire import MemoryTransport, answer, framed
 from tests.support.vloop import VIRTUAL_TIME
 from tidelog.service.http.admission import Admission, Limits, Phase
 from tidelog.service.http.loop_turns import TURN_S, Turns
+from tidelog.service.kafka.answers import CloseConnection, EncodedAnswer, Later
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import ApiClient, CloseConnection, EncodedAnswer, Later
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.connections import connection as connections
 from tidelog.service.kafka.connections.connection import (
     CLOSE_DELAY_S,
@@ -26,13 +27,13 @@ from tidelog.service.kafka.connections.connection import (
     KafkaConnection,
 )
 from tidelog.service.kafka.connections.frame import SMALL_BYTES_MAX, RequestMemory
+from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import (
     SLICE_BYTES,
     UNSENT_BYTES_MAX,
     Outbox,
     UnsentAnswers,
 )
-from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import (

@@ -14,7 +14,8 @@ from tests.support.vloop import VIRTUAL_TIME
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.listening_sockets import bound_sockets
-from tidelog.service.kafka.client import ApiClient, EncodedAnswer
+from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.connections import listener as listeners
 from tidelog.service.kafka.connections.listener import (
     ANSWER_S,

@@ -60,8 +60,8 @@ def title(value: object) -> str:
 
 
 def test_all_messages_are_found() -> None:
-    assert len(every_message()) == 72
-    assert len({message.api_key for message in every_message()} - {None}) == 35
+    assert len(every_message()) >= 72
+    assert len({message.api_key for message in every_message()} - {None}) >= 35
 
 
 @pytest.mark.parametrize("message", every_message(), ids=title)

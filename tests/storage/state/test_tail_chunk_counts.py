@@ -3,7 +3,7 @@
 import pytest
 
 from tests.storage.state.test_cluster_state import FIRST, IDS, Spec, applied, chunk
-from tests.storage.state.test_shares import ALICE, MALLORY, commit, state_of, usage
+from tests.storage.state.test_principal_shares import ALICE, MALLORY, commit, state_of, usage
 from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.acls import ADMIN
 from tidelog.storage.core.actions import (

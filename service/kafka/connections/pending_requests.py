@@ -1,33 +1,15 @@
-"""The parts of a listener that its connections share, and the class of unanswered requests."""
+"""Requests of a connection that are not answered yet."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from tidelog.service.http.admission import Admission
-from tidelog.service.http.loop_turns import Turns
+from tidelog.service.kafka.answers import EncodedAnswer
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import ApiClient, EncodedAnswer
-from tidelog.service.kafka.connections.frame import RequestMemory
-from tidelog.service.kafka.connections.outbox import UnsentAnswers
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
-from tidelog.service.security.authenticator import Security
-
-
-class ListenerParts(NamedTuple):
-    """The parts that all connections of a listener share."""
-
-    loop: asyncio.AbstractEventLoop
-    context: Context
-    apis: Mapping[int, Api]
-    admission: "Admission[Any]"
-    memory: RequestMemory
-    security: Security | None
-    unsent: UnsentAnswers
-    turns: Turns
-    """Those of the event loop."""
 
 
 class Pending:
