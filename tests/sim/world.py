@@ -130,6 +130,8 @@ class World:
         return loop.call_later(delay_s, call, *args, context=self._context)
 
     def note(self, text: str) -> None:
+        if self.scratch is not None:  # its name is random, and errors contain it
+            text = text.replace(str(self.scratch), "scratch")
         line = f"{self.now_s:.6f} {text}"
         self.trace.update(line.encode())
         if self.lines is not None:
