@@ -138,7 +138,7 @@ def walk(
     content = headers = number = 0
     has_null_key = False
     try:
-        if not 0 <= start <= len(raw) or count < 1:
+        if start < 0 or count < 1:
             raise _Refused(CUT_OFF)
         for number in range(count):
             record = reader.record(len(raw), number)
@@ -169,7 +169,7 @@ def fields(
     try:
         for start, end, count in zip(*map(_numbers, (starts, ends, counts)), strict=True):
             number = 0
-            if not 0 <= start <= end <= len(raw) or not 0 < count <= len(deltas) - len(records):
+            if start < 0 or end > len(raw) or not 0 < count <= len(deltas) - len(records):
                 raise _Refused(CUT_OFF)
             reader.position = start
             for number in range(count):

@@ -193,6 +193,21 @@ REFUSED = {
     "a key over the end": (with_raw(b"\x0c\0\0\0\x7e\x01\0", 1), "cut off"),
     "a key of 2**31 - 1 bytes": (with_raw(b"\x14\0\0\0\xfe\xff\xff\xff\x0f\x01\0", 1), "cut off"),
     "a number of six bytes": (with_raw(b"\x16\0\0\0\x80\x80\x80\x80\x80\0\x01\0", 1), "too long"),
+    "a timestamp delta of 65 bits": (
+        with_raw(b"\x1e\0" + b"\x80" * 9 + b"\x02\0\x01\x01\0", 1, base=-(2**63)),
+        "too long",
+    ),
+    "a record of no bytes": (with_raw(bytes(7), 1), "not end at the record's end"),
+    "a record over the end": (with_raw(b"\x0e\0\0\0\x01\x01\0", 1), "cut off"),
+    "a byte behind the fields": (
+        with_raw(b"\x0e\0\0\0\x01\x01\0\0", 1),
+        "not end at the record's end",
+    ),
+    "a byte behind the headers": (
+        with_raw(b"\x12\0\0\0\x01\x01\x02\0\x01\0", 1),
+        "not end at the record's end",
+    ),
+    "a header over the end": (with_raw(b"\x10\0\0\0\x01\x01\x02\0\x0a", 1), "cut off"),
     "10**9 headers": (with_raw(b"\x14\0\0\0\x01\x01\x80\xa8\xd6\xb9\x07", 1), "cut off"),
     "a timestamp beyond microseconds": (with_raw(MINIMAL, 1, base=2**60), "not within"),
     "the timestamp -2**63": (with_raw(MINIMAL, 1, base=-(2**63)), "not within"),
