@@ -14,6 +14,8 @@ FIRST = 1
 """The level of tidelog 0.1."""
 NEWEST = 4
 """The newest level that this version reads and writes; new clusters begin at it."""
+RELEASED = 1
+"""The newest level of a release: its bytes never change."""
 
 KAFKA = 4
 """The level from which chunks may have record batches of Kafka's producers."""

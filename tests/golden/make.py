@@ -62,8 +62,6 @@ from tidelog.storage.write.hot_segment import ClosedSegment
 from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 HERE = Path(__file__).parent
-RELEASED = 1
-"""The newest level of a release: its files are never written again."""
 RAISED = "raised"
 HOT = "hot"
 """The local hot log lies beside the store's objects here."""
@@ -415,7 +413,7 @@ def make(folder: Path, name: str) -> None:
 
 
 def main() -> None:
-    names = [folder_of(level).name for level in range(RELEASED + 1, levels.NEWEST + 1)]
+    names = [folder_of(level).name for level in range(levels.RELEASED + 1, levels.NEWEST + 1)]
     for name in [*names, RAISED] if names else []:
         with tempfile.TemporaryDirectory() as folder:
             make(Path(folder) / name, name)

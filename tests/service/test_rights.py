@@ -6,6 +6,8 @@ Routes and their access come from the table of the router. A route whose handler
 has a row in BY_HANDLER: a new one without a row fails.
 """
 
+import importlib
+import pkgutil
 import re
 from typing import Any
 
@@ -24,6 +26,8 @@ from tests.service.keyed import (
     secured,
 )
 from tests.support.vloop import run
+from tidelog.service import console as console_package
+from tidelog.service import routes as routes_package
 from tidelog.service.http.media_types import ARROW, EVENT_STREAM, JSON_V2_TYPES, NDJSON
 from tidelog.service.http.route import V3, Permission, RouteAccess
 from tidelog.service.routes import keys
@@ -59,6 +63,7 @@ def address(route: str, broker: Broker) -> str:
     """A path that the template fits, of things that exist where they can."""
     cluster = broker.log.identity.cluster_id
     values = {"topic_name": "t", "cluster_id": cluster, "partition_id": "0", "broker_id": "1"}
+    assert "{topic}" not in route, "name the parameter {topic_name}, as other routes do"
     path = re.sub(r"\{(\w+)(:\w+)?\}", lambda match: values.get(match[1], "g"), route)
     return f"/v3{path}" if route.startswith("/clusters") else path
 
@@ -67,6 +72,18 @@ DECLARED = {
     (route.method, route.path if route.dialect is V3 else route.paths[0]): route for route in ROUTES
 }
 """By method and path, without the mount of the v3 dialect."""
+
+
+def test_router_has_the_routes_of_every_module() -> None:
+    packages = (routes_package, console_package)
+    names = [
+        module.name
+        for package in packages
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    ]
+    modules = [importlib.import_module(name) for name in names]
+    listed = [route for module in modules for route in getattr(module, "ROUTES", ())]
+    assert {id(route) for route in listed} == {id(route) for route in ROUTES}
 
 
 def routes(broker: Broker) -> list[tuple[str, str]]:
