@@ -5,6 +5,7 @@ For everything else, the console uses the same routes as any other client.
 
 from collections.abc import Iterable
 from itertools import islice
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query, Request
@@ -18,11 +19,11 @@ from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
     EmptyListing,
-    FreshLog,
+    FreshBroker,
     Listing,
     Rights,
     TopicName,
-    broker_log,
+    broker_of,
 )
 from tidelog.service.slices import in_order, sliced
 from tidelog.service.telemetry.group_lags import group_ids
@@ -57,10 +58,10 @@ class _Sizes(NamedTuple):
     unsealed_since_ms: int | None
 
 
-async def _sizes(log: Broker) -> _Sizes:
+async def _sizes(broker: Broker) -> _Sizes:
     partitions = tail_runs = unsealed_bytes = 0
-    oldest_ms = now_ms = log.clock.now_ms()
-    async for topic in sliced(list(log.state.topics.values())):
+    oldest_ms = now_ms = broker.clock.now_ms()
+    async for topic in sliced(list(broker.state.topics.values())):
         partitions += len(topic.partitions)
         tail_runs += sum(len(partition.tail) for partition in topic.partitions)
         unsealed_bytes += tail_bytes(topic)
@@ -167,46 +168,46 @@ async def get_overview(
     history: Annotated[bool, Query(description="add the rates of the last half hour")] = False,
 ) -> Overview:
     """Return the brokers, their rates per second, and the size of the cluster."""
-    log = broker_log(request)
+    broker = broker_of(request)
     rates: RateSampler = request.app.state.reports.rates
-    all_rates, sizes, state = await rates.all(), await _sizes(log), log.state
+    all_rates, sizes, state = await rates.all(), await _sizes(broker), broker.state
     absent = rates.absent(all_rates)
     return Overview(
-        cluster_id=log.identity.cluster_id,
-        store=log.store_url,
-        created_ms=log.identity.created_ms,
-        now_ms=log.clock.now_ms(),
+        cluster_id=broker.identity.cluster_id,
+        store=broker.store_url,
+        created_ms=broker.identity.created_ms,
+        now_ms=broker.clock.now_ms(),
         wal_seq=state.seq,
         topics=len(state.topics),
         partitions=sizes.partitions,
-        groups=len(group_ids(log)),
+        groups=len(group_ids(broker)),
         members=state.members.count,
         unsealed_bytes=sizes.unsealed_bytes,
         unsealed_since_ms=sizes.unsealed_since_ms,
         tables_in_doubt={
             name: why
-            for name, why in islice(log.stored.doubts().items(), DAMAGE_SHOWN_MAX)
+            for name, why in islice(broker.stored.doubts().items(), DAMAGE_SHOWN_MAX)
             if operations.topics.is_shown(rights, name)
         },
         damaged_tails={
             f"{partition.topic}-{partition.partition}": why
-            for partition, why in islice(log.stored.damaged_tails().items(), DAMAGE_SHOWN_MAX)
+            for partition, why in islice(broker.stored.damaged_tails().items(), DAMAGE_SHOWN_MAX)
             if operations.topics.is_shown(rights, partition.topic)
         },
-        brokers=_brokers(log, all_rates),
-        gone=gone_brokers(log, absent),
+        brokers=_brokers(broker, all_rates),
+        gone=gone_brokers(broker, absent),
         rates=_total(
             [_rates(broker_rates.recent, broker_rates.seconds) for broker_rates in all_rates],
             all_rates,
         ),
-        history=_history(summed([*all_rates, *(broker.rates for broker in absent)]))
+        history=_history(summed([*all_rates, *(absent_broker.rates for absent_broker in absent)]))
         if history
         else None,
     )
 
 
-def _brokers(log: Broker, all_rates: list[BrokerRates]) -> list[BrokerNow]:
-    me, peers, sequencer, _ = log.cluster.members()
+def _brokers(broker: Broker, all_rates: list[BrokerRates]) -> list[BrokerNow]:
+    me, peers, sequencer, _ = broker.cluster.members()
     by_id = {broker_rates.id: broker_rates for broker_rates in all_rates}
     members = [me, *peers]
     brokers = []
@@ -228,24 +229,24 @@ def _brokers(log: Broker, all_rates: list[BrokerRates]) -> list[BrokerNow]:
             shown.buffered_bytes_max = broker_rates.buffered_bytes_max
             shown.rates = _rates(broker_rates.recent, broker_rates.seconds)
         brokers.append(shown)
-    return sorted(brokers, key=lambda broker: (not broker.is_sequencer, broker.name))
+    return sorted(brokers, key=lambda shown: (not shown.is_sequencer, shown.name))
 
 
-def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker]:
+def gone_brokers(broker: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker]:
     """Return the absent brokers that are not live. A broker that was started again is not gone."""
-    me, peers, _, live_members = log.cluster.members()
+    me, peers, _, live_members = broker.cluster.members()
     live = {member.name for member in (me, *peers, *live_members)}
-    age_ms = log.clock.now_ms() - log.clock.boot_s() * 1000
+    age_ms = broker.clock.now_ms() - broker.clock.boot_s() * 1000
     broker_by_name = {
-        broker.rates.name: GoneBroker(
-            name=broker.rates.name,
-            address=broker.rates.address,
-            since_ms=int(age_ms + broker.answered_s * 1000),
+        absent_broker.rates.name: GoneBroker(
+            name=absent_broker.rates.name,
+            address=absent_broker.rates.address,
+            since_ms=int(age_ms + absent_broker.answered_s * 1000),
         )
-        for broker in absent
-        if broker.rates.name not in live
+        for absent_broker in absent
+        if absent_broker.rates.name not in live
     }
-    return sorted(broker_by_name.values(), key=lambda broker: broker.name)
+    return sorted(broker_by_name.values(), key=attrgetter("name"))
 
 
 def _rates(step: Step, seconds: float) -> RatesNow:
@@ -319,7 +320,7 @@ class ConfigDoc(BaseModel):
 
 
 async def list_topic_summaries(
-    log: FreshLog,
+    broker: FreshBroker,
     operations: BrokerOperations,
     rights: Rights,
     empty: EmptyListing,
@@ -329,13 +330,13 @@ async def list_topic_summaries(
 
     The state does not have the size of a topic's table.
     """
-    now_ms = log.clock.now_ms()
+    now_ms = broker.clock.now_ms()
 
     def summary(name: str) -> TopicSummary | None:
         topic = operations.topics.shown(rights, name)
         return None if topic is None else _summary(topic, now_ms)
 
-    names = await in_order(log.state.topics, page.key(str))
+    names = await in_order(broker.state.topics, page.key(str))
     listing: Listing[TopicSummary] = await answer_page(page, empty, names, summary)
     return listing
 
@@ -366,7 +367,7 @@ def _summary(topic: Topic, now_ms: int) -> TopicSummary:
 async def get_topic_layout(
     request: Request,
     topic_name: TopicName,
-    log: FreshLog,
+    broker: FreshBroker,
     first: Annotated[int, Query(ge=0, description="the first partition to show")] = 0,
     count: Annotated[int, Query(ge=1, le=LAYOUT_PARTITIONS_MAX)] = LAYOUT_PARTITIONS_MAX,
 ) -> TopicLayout:
@@ -374,7 +375,7 @@ async def get_topic_layout(
 
     The layout reaches from the log start to the high watermark.
     """
-    topic = log.state.topic(topic_name)
+    topic = broker.state.topic(topic_name)
     pictures: TopicLayouts = request.app.state.layouts
     numbers = range(first, min(first + count, len(topic.partitions)))
     return TopicLayout(
@@ -435,16 +436,16 @@ class MetadataPage(BaseModel):
     checkpoints: list[Checkpoint] = Field(description="newest first")
 
 
-async def get_metadata(request: Request, log: FreshLog) -> MetadataPage:
+async def get_metadata(request: Request, broker: FreshBroker) -> MetadataPage:
     """Return the newest WAL entries, the checkpoints, and counts of the objects in the state."""
     view: WalPage = request.app.state.wal_page
     entries, checkpoints = await view.entries(), await view.checkpoints()
-    sizes, state = await _sizes(log), log.state
+    sizes, state = await _sizes(broker), broker.state
     counts = Counts(
         topics=len(state.topics),
         partitions=sizes.partitions,
         tail_runs=sizes.tail_runs,
-        groups=len(group_ids(log)),
+        groups=len(group_ids(broker)),
         group_offsets=state.committed_offsets.count,
         group_members=state.members.count,
         producer_partitions=state.producers.count,
@@ -452,9 +453,9 @@ async def get_metadata(request: Request, log: FreshLog) -> MetadataPage:
         deleted_topics=len(state.deleted),
     )
     return MetadataPage(
-        cluster_id=log.identity.cluster_id,
-        created_ms=log.identity.created_ms,
-        store=log.store_url,
+        cluster_id=broker.identity.cluster_id,
+        created_ms=broker.identity.created_ms,
+        store=broker.store_url,
         wal_seq=state.seq,
         state_time_ms=state.time_ms,
         counts=counts,

@@ -15,7 +15,7 @@ from tidelog.service.console.api import GoneBroker, gone_brokers
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.operations.groups import GroupOperations
 from tidelog.service.operations.topics import TopicOperations
-from tidelog.service.routes.dependencies import BrokerOperations, Rights, broker_log
+from tidelog.service.routes.dependencies import BrokerOperations, Rights, broker_of
 from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import sliced
 from tidelog.service.telemetry.broker_health import BrokerSigns
@@ -137,29 +137,29 @@ async def get_health(
     The problems are those of brokers, store, sealing, maintenance and groups. This route answers
     while the store does not.
     """
-    log, state = broker_log(request), request.app.state
+    broker, state = broker_of(request), request.app.state
     telemetry: Telemetry = state.reports.telemetry
     sampler: RateSampler = state.reports.rates
     all_rates = await sampler.all()
-    groups = await _groups(log, telemetry, operations.groups, rights)
-    tails, late = await _tails(log, operations.topics, rights)
+    groups = await _groups(broker, telemetry, operations.groups, rights)
+    tails, late = await _tails(broker, operations.topics, rights)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(RESULTS_S):
-            await telemetry.maintenance.stored(log).refresh(age_max_s=0.0)
+            await telemetry.maintenance.stored(broker).refresh(age_max_s=0.0)
     signs = [broker_rates.signs for broker_rates in all_rates if broker_rates.signs is not None]
     maintenance = telemetry.maintenance.facts(
-        log, [broker_signs.maintenance for broker_signs in signs]
+        broker, [broker_signs.maintenance for broker_signs in signs]
     )
-    live = _brokers(log, all_rates)
+    live = _brokers(broker, all_rates)
     problems = judge(
         Facts(
-            why_not_ready=await _why_not_ready(log),
+            why_not_ready=await _why_not_ready(broker),
             brokers=[
-                BrokerFacts(broker.name, broker.version or "", broker.level, of)
-                for broker, of in live
+                BrokerFacts(health.name, health.version or "", health.level, broker_signs)
+                for health, broker_signs in live
             ],
             sequencers=[broker_rates.sequencer for broker_rates in all_rates],
-            gone=sorted(member.name for member in log.stats().gone),
+            gone=sorted(member.name for member in broker.stats().gone),
             tails=late,
             maintenance=maintenance,
             groups=groups,
@@ -169,12 +169,12 @@ async def get_health(
     return ClusterHealth(
         is_well=not problems,
         problems=[ProblemData(**problem._asdict()) for problem in problems],
-        cluster_id=log.identity.cluster_id,
-        store_url=log.store_url,
-        level=log.state.level,
-        now_ms=log.clock.now_ms(),
-        brokers=[broker for broker, _ in live],
-        gone=gone_brokers(log, sampler.absent(all_rates)),
+        cluster_id=broker.identity.cluster_id,
+        store_url=broker.store_url,
+        level=broker.state.level,
+        now_ms=broker.clock.now_ms(),
+        brokers=[health for health, _ in live],
+        gone=gone_brokers(broker, sampler.absent(all_rates)),
         store=_store(signs),
         tails=tails,
         maintenance=[
@@ -197,14 +197,14 @@ async def get_health(
             )
             for group in worst[:GROUPS_MAX]
         ],
-        holds=len(log.state.holds),
+        holds=len(broker.state.holds),
     )
 
 
-async def _why_not_ready(log: Broker) -> str:
+async def _why_not_ready(broker: Broker) -> str:
     try:
         async with asyncio.timeout(READY_S):
-            await log.check_ready()
+            await broker.check_ready()
     except LogError as error:
         return str(error)
     except TimeoutError:
@@ -213,10 +213,10 @@ async def _why_not_ready(log: Broker) -> str:
 
 
 def _brokers(
-    log: Broker, all_rates: list[BrokerRates]
+    broker: Broker, all_rates: list[BrokerRates]
 ) -> list[tuple[BrokerHealth, BrokerSigns | None]]:
     """Return the live brokers, the sequencer first, with their signs."""
-    me, _, sequencer, live_members = log.cluster.members()
+    me, _, sequencer, live_members = broker.cluster.members()
     by_id = {broker_rates.id: broker_rates for broker_rates in all_rates}
     brokers = []
     for member in [me, *live_members]:
@@ -226,7 +226,7 @@ def _brokers(
             name=member.name,
             address=member.address,
             is_sequencer=member.id == sequencer.id,
-            age_s=max(log.clock.now_ms() - member.started_ms, 0) / 1000,
+            age_s=max(broker.clock.now_ms() - member.started_ms, 0) / 1000,
             level=member.level,
             version=None if broker_rates is None else broker_rates.version,
             clock_offset_ms=None if signs is None else signs.clock_ms,
@@ -261,14 +261,14 @@ def _store(signs: list[BrokerSigns]) -> StoreHealth:
 
 
 async def _tails(
-    log: Broker, operations: TopicOperations, rights: CallerRights
+    broker: Broker, operations: TopicOperations, rights: CallerRights
 ) -> tuple[TailsHealth, list[TailFacts]]:
     """Return the sizes of all tails, and the tails of topics that the caller may describe."""
     records = size = 0
-    now_ms = log.clock.now_ms()
+    now_ms = broker.clock.now_ms()
     oldest_ms, oldest_topic = now_ms, ""
     facts: list[TailFacts] = []
-    async for topic in sliced(list(log.state.topics.values())):
+    async for topic in sliced(list(broker.state.topics.values())):
         size += tail_bytes(topic)
         records += sum(
             partition.high_watermark - max(partition.sealed_end, partition.log_start_offset)
@@ -291,14 +291,14 @@ async def _tails(
 
 
 async def _groups(
-    log: Broker, telemetry: Telemetry, operations: GroupOperations, rights: CallerRights
+    broker: Broker, telemetry: Telemetry, operations: GroupOperations, rights: CallerRights
 ) -> list[GroupFacts]:
     """Return the groups that the caller may describe, with their lag in all topics."""
     await telemetry.lags.refresh_and_look()
     groups: list[GroupFacts] = []
-    async for group_id in sliced(group_ids(log)):
+    async for group_id in sliced(group_ids(broker)):
         if operations.is_shown(rights, group_id):
-            group = log.state.members.get(group_id)
+            group = broker.state.members.get(group_id)
             lags = await operations.lags(rights, group_id, telemetry.lags.times)
             behind = await lags.summary()
             members = 0 if group is None else len(group.members)

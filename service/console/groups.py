@@ -11,7 +11,7 @@ from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
     EmptyListing,
-    FreshLog,
+    FreshBroker,
     Listing,
     Rights,
 )
@@ -50,7 +50,7 @@ class GroupLagHistory(BaseModel):
 
 async def list_group_summaries(
     request: Request,
-    log: FreshLog,
+    broker: FreshBroker,
     operations: BrokerOperations,
     rights: Rights,
     empty: EmptyListing,
@@ -63,15 +63,15 @@ async def list_group_summaries(
     def summary(group_id: str) -> Awaitable[GroupSummary] | None:
         if not operations.groups.is_shown(rights, group_id):
             return None
-        return _group(log, group_id, operations.groups.lags(rights, group_id, totals.times))
+        return _group(broker, group_id, operations.groups.lags(rights, group_id, totals.times))
 
-    ids = await in_order(group_ids(log), page.key(str))
+    ids = await in_order(group_ids(broker), page.key(str))
     listing: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
     return listing
 
 
-async def _group(log: Broker, group_id: str, lags: Awaitable[GroupLags]) -> GroupSummary:
-    group = log.state.members.get(group_id)
+async def _group(broker: Broker, group_id: str, lags: Awaitable[GroupLags]) -> GroupSummary:
+    group = broker.state.members.get(group_id)
     behind = await (await lags).summary()
     return GroupSummary(
         consumer_group_id=group_id,

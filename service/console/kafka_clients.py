@@ -5,7 +5,7 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
-from tidelog.service.routes.dependencies import broker_log
+from tidelog.service.routes.dependencies import broker_of
 from tidelog.service.telemetry import kafka_clients
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE
 
@@ -55,7 +55,7 @@ async def list_kafka_clients(request: Request) -> KafkaClients:
     source: kafka_clients.ConnectedClients = request.app.state.reports.kafka_clients
     clients = await source.all()
     return KafkaClients(
-        now_ms=broker_log(request).clock.now_ms(),
+        now_ms=broker_of(request).clock.now_ms(),
         connections=clients.connections,
         is_truncated=clients.is_truncated,
         missing_brokers=clients.missing,

@@ -45,7 +45,7 @@ class WalPage:
     """Reader of the WAL through one broker's log, with a cache of entries."""
 
     def __init__(self, broker: Broker) -> None:
-        self._log = broker
+        self._broker = broker
         self._known: OrderedDict[int, WalEntry] = OrderedDict()
 
     async def entries(self) -> list[WalEntry]:
@@ -53,8 +53,8 @@ class WalPage:
 
         This takes one LIST, and one GET for each entry that is not cached.
         """
-        first_seq = max(self._log.state.seq - ENTRIES_SHOWN, 0)
-        infos = await self._log.stored.list_entries(first_seq)
+        first_seq = max(self._broker.state.seq - ENTRIES_SHOWN, 0)
+        infos = await self._broker.stored.list_entries(first_seq)
         entries = []
         for info in reversed(infos[:ENTRIES_SHOWN]):
             seq = object_keys.seq_of(info.key)
@@ -68,7 +68,7 @@ class WalPage:
         if cached_entry is not None:
             return cached_entry
         try:
-            entry = await self._log.stored.read_entry(seq)
+            entry = await self._broker.stored.read_entry(seq)
         except Corrupt:
             return None  # a stray, or a damaged entry
         if entry is None:
@@ -80,7 +80,7 @@ class WalPage:
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the newest checkpoints, newest first. This takes one LIST."""
-        infos = await self._log.stored.list_checkpoints()
+        infos = await self._broker.stored.list_checkpoints()
         checkpoints = [
             Checkpoint(seq=seq, bytes=info.size, modified_ms=info.modified_ms)
             for info in infos

@@ -25,11 +25,11 @@ from tidelog.service.http.route import V3, Permission, Route, RouteAccess, Route
 from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
-    FreshLog,
+    FreshBroker,
     Resources,
     Rights,
     TopicName,
-    broker_log,
+    broker_of,
     keys_of_topics,
 )
 from tidelog.service.slices import in_order
@@ -42,7 +42,7 @@ async def live_broker(request: Request, broker_id: str) -> Member | None:
     """Return a live peer. If it is the id of this broker, return None. Raises NoSuchResource."""
     if broker_id == str(BROKER_ID):
         return None
-    for member in broker_log(request).cluster.members().peers:
+    for member in broker_of(request).cluster.members().peers:
         if broker_id == str(member.number):
             return member
     raise NoSuchResource(f"Broker {broker_id} cannot be found.")
@@ -67,7 +67,7 @@ async def list_brokers(request: Request, make: Resources, page: WantedPage) -> B
     The broker that answers always has id 1 in its answer. To clients, broker 1 leads all
     partitions, because any broker serves any request.
     """
-    peers = {member.number: member for member in broker_log(request).cluster.members().peers}
+    peers = {member.number: member for member in broker_of(request).cluster.members().peers}
     numbers = await in_order({BROKER_ID, *peers}, page.key(int))
     response: BrokerList = await answer_page(
         page,
@@ -85,7 +85,7 @@ async def get_broker(member: LiveBroker, make: Resources) -> BrokerData:
 
 async def list_broker_replicas(
     member: LiveBroker,
-    log: FreshLog,
+    broker: FreshBroker,
     make: Resources,
     operations: BrokerOperations,
     rights: Rights,
@@ -106,7 +106,7 @@ async def list_broker_replicas(
         return None if number is None else make.replica(name, number)
 
     start_key = page.position(str, int)
-    keys = () if member is not None else await keys_of_topics(log, start_key, numbers_of)
+    keys = () if member is not None else await keys_of_topics(broker, start_key, numbers_of)
     response: ReplicaList = await answer_page(
         page, ReplicaList(metadata=metadata, data=[]), keys, replica
     )

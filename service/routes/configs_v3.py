@@ -32,7 +32,7 @@ from tidelog.service.routes.dependencies import (
     BrokerOperations,
     CallerChange,
     ConfigValue,
-    FreshLog,
+    FreshBroker,
     PathTopic,
     Resources,
     Rights,
@@ -72,7 +72,7 @@ class ConfigChanges(StrictModel):
 
 
 async def list_all_configs(
-    log: FreshLog,
+    broker: FreshBroker,
     make: Resources,
     operations: BrokerOperations,
     rights: Rights,
@@ -86,26 +86,28 @@ async def list_all_configs(
 
     def config(key: tuple[str, str | None]) -> TopicConfigData | None:
         name, of = key
-        topic = log.state.topics.get(name)
+        topic = broker.state.topics.get(name)
         if topic is None or of is None:
             return None
-        return make.config(name, of, topic.configs, log.state.defaults)
+        return make.config(name, of, topic.configs, broker.state.defaults)
 
-    keys = await keys_of_topics(log, page.position(str, str), shown_of)
+    keys = await keys_of_topics(broker, page.position(str, str), shown_of)
     shell = TopicConfigList(metadata=make.listed("topics", "-", "configs"), data=[])
     response: TopicConfigList = await answer_page(page, shell, keys, config)
     return response
 
 
 async def list_default_configs(
-    topic_name: TopicName, log: FreshLog, make: Resources
+    topic_name: TopicName, broker: FreshBroker, make: Resources
 ) -> TopicConfigList:
     """The default value of every config: the cluster's, else the built-in one.
 
     The topic need not exist.
     """
     metadata = make.listed("topics", topic_name, "default-configs")
-    return TopicConfigList(metadata=metadata, data=make.configs(topic_name, {}, log.state.defaults))
+    return TopicConfigList(
+        metadata=metadata, data=make.configs(topic_name, {}, broker.state.defaults)
+    )
 
 
 async def list_configs(context: PathTopic) -> TopicConfigList:
@@ -113,7 +115,7 @@ async def list_configs(context: PathTopic) -> TopicConfigList:
     name = context.topic.name
     return TopicConfigList(
         metadata=context.make.listed("topics", name, "configs"),
-        data=context.make.configs(name, context.topic.configs, context.log.state.defaults),
+        data=context.make.configs(name, context.topic.configs, context.broker.state.defaults),
     )
 
 
@@ -121,7 +123,7 @@ async def get_config(name: str, context: PathTopic) -> TopicConfigData:
     """One config."""
     if name not in topic_configs.KNOWN:
         raise NoSuchResource(f"Config {name} cannot be found for TOPIC {context.topic.name}.")
-    topic, defaults = context.topic, context.log.state.defaults
+    topic, defaults = context.topic, context.broker.state.defaults
     return context.make.config(topic.name, name, topic.configs, defaults)
 
 
@@ -186,7 +188,7 @@ def changed_texts(requested: list[ConfigChange]) -> dict[str, str | None]:
 
 
 async def list_cluster_configs(
-    request: Request, log: FreshLog, make: Resources
+    request: Request, broker: FreshBroker, make: Resources
 ) -> ClusterConfigList:
     """Every default of the cluster, with its value in effect and the source.
 
@@ -195,17 +197,19 @@ async def list_cluster_configs(
     """
     return ClusterConfigList(
         metadata=make.listed("broker-configs"),
-        data=[make.cluster_config(name, _values(request, log, name)) for name in sorted(DEFAULTS)],
+        data=[
+            make.cluster_config(name, _values(request, broker, name)) for name in sorted(DEFAULTS)
+        ],
     )
 
 
 async def get_cluster_config(
-    name: str, request: Request, log: FreshLog, make: Resources
+    name: str, request: Request, broker: FreshBroker, make: Resources
 ) -> ClusterConfigData:
     """One default of the cluster."""
     if name not in DEFAULTS:
         raise NoSuchResource(f"Config {name} cannot be found for the brokers of the cluster.")
-    return make.cluster_config(name, _values(request, log, name))
+    return make.cluster_config(name, _values(request, broker, name))
 
 
 async def set_cluster_config(
@@ -246,21 +250,21 @@ async def _alter_defaults(
 
 
 def _values(
-    request: Request, log: Broker, name: str, member: Member | None = None
+    request: Request, broker: Broker, name: str, member: Member | None = None
 ) -> list[topic_configs.ConfigValue]:
     """Return the values of a default at a live broker, None for this one.
 
     This broker does not know the settings of the others.
     """
     settings = {} if member is not None else request.app.state.settings.topic_defaults
-    return log.state.defaults.values_of_default(name, settings)
+    return broker.state.defaults.values_of_default(name, settings)
 
 
 # -- brokers
 
 
 async def list_broker_configs(
-    request: Request, member: LiveBroker, log: FreshLog, make: Resources
+    request: Request, member: LiveBroker, broker: FreshBroker, make: Resources
 ) -> BrokerConfigList:
     """Every default as the broker has it.
 
@@ -270,28 +274,28 @@ async def list_broker_configs(
     return BrokerConfigList(
         metadata=make.listed("brokers", number, "configs"),
         data=[
-            make.broker_config(number, name, _values(request, log, name, member))
+            make.broker_config(number, name, _values(request, broker, name, member))
             for name in sorted(DEFAULTS)
         ],
     )
 
 
 async def list_all_broker_configs(
-    request: Request, log: FreshLog, make: Resources
+    request: Request, broker: FreshBroker, make: Resources
 ) -> BrokerConfigList:
     """Every default as the broker that answers has it."""
-    listed = await list_broker_configs(request, None, log, make)
+    listed = await list_broker_configs(request, None, broker, make)
     return listed.model_copy(update={"metadata": make.listed("brokers", "-", "configs")})
 
 
 async def get_broker_config(
-    name: str, request: Request, member: LiveBroker, log: FreshLog, make: Resources
+    name: str, request: Request, member: LiveBroker, broker: FreshBroker, make: Resources
 ) -> BrokerConfigData:
     """One default as the broker has it."""
     number = broker_number(member)
     if name not in DEFAULTS:
         raise NoSuchResource(f"Config {name} cannot be found for BROKER {number}.")
-    return make.broker_config(number, name, _values(request, log, name, member))
+    return make.broker_config(number, name, _values(request, broker, name, member))
 
 
 async def refuse_broker_config(_: LiveBroker) -> None:

@@ -109,7 +109,7 @@ class ConsumerHandlers:
     ) -> None:
         self._held_members = HeldMembers(consumers, forwarder)
         self._forwarder = forwarder
-        self._log = broker
+        self._broker = broker
         self._settings = settings
         self._consumers = consumers
         self._fetch = fetch
@@ -142,7 +142,7 @@ class ConsumerHandlers:
                 return None
             refused.add(coordinator)
             with contextlib.suppress(LogError):  # another broker may have taken the group
-                await self._log.refresh()
+                await self._broker.refresh()
         return await self._serve_here(handler, call, group, *instance)
 
     async def _serve_forwarded(
@@ -211,7 +211,7 @@ class ConsumerHandlers:
         check_instance_type(call.headers)
         body = await limited_body(call)
         created = wire_consumers.decode_creation(body, self._settings.consumer_instance_timeout_ms)
-        name = created.name or f"rest-consumer-{self._log.clock.new_id().hex()}"
+        name = created.name or f"rest-consumer-{self._broker.clock.new_id().hex()}"
         config = msgspec.structs.replace(created.config, principal=rights_of(call.scope).principal)
         await self._consumers.join(
             group,
@@ -285,7 +285,8 @@ class ConsumerHandlers:
     def _topics(self, session: MemberSession) -> list[str]:
         """Return the topics of the member's partitions."""
         topics = map(
-            self._log.state.topic_of_id, {partition.topic_id for partition in session.member.owned}
+            self._broker.state.topic_of_id,
+            {partition.topic_id for partition in session.member.owned},
         )
         return [topic.name for topic in topics if topic is not None]
 
@@ -408,13 +409,13 @@ class ConsumerHandlers:
         topics = [partition.topic for partition in partitions]
         await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
         session = await self._consumers.heartbeat(group, name)
-        await self._log.refresh()
-        committed = self._log.state.committed_offsets.of_group(group)
+        await self._broker.refresh()
+        committed = self._broker.state.committed_offsets.of_group(group)
         offsets = {}
         requested_partitions = partitions or await self._assigned(session, rights_of(call.scope))
         async for partition in sliced(requested_partitions):
-            self._log.state.partition(partition.topic, partition.partition)
-            topic_id = self._log.state.topic(partition.topic).topic_id
+            self._broker.state.partition(partition.topic, partition.partition)
+            topic_id = self._broker.state.topic(partition.topic).topic_id
             offset = committed.get(topic_id, {}).get(partition.partition)
             offsets[partition] = (-1, "") if offset is None else (offset.offset, offset.metadata)
         return HttpResponse(200, wire_consumers.encode_offsets(offsets))
@@ -426,11 +427,11 @@ class ConsumerHandlers:
         await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
         with _unknown_is_not_assigned():
             for partition, stamp in positions.timestamps.items():
-                offset = await self._log.records.offset_for_timestamp(
+                offset = await self._broker.records.offset_for_timestamp(
                     partition.topic, partition.partition, stamp
                 )
                 if offset is None:
-                    offset = self._log.state.partition(
+                    offset = self._broker.state.partition(
                         partition.topic, partition.partition
                     ).high_watermark
                 offsets[partition] = offset

@@ -1,8 +1,8 @@
 """Dependencies, parameters and errors that the handlers of FastAPI's routes share.
 
 A handler that reads the cluster's state, or decides by it, must first see all commits that were
-acknowledged before the request arrived (I3). So it takes the log from `FreshLog`, which refreshes
-the view. Handlers change the state only through Broker.
+acknowledged before the request arrived (I3). So it takes the broker from `FreshBroker`, which
+refreshes the view. Handlers change the state only through operations.
 """
 
 import contextlib
@@ -60,20 +60,20 @@ CREATE_ERRORS = {**CHANGE_ERRORS, 400: "the topic exists, or a name or config is
 # -- the broker
 
 
-def broker_log(request: Request) -> Broker:
-    """Return the broker's log, without a refresh of its view."""
-    log: Broker = request.app.state.log
-    return log
+def broker_of(request: Request) -> Broker:
+    """Return the broker, without a refresh of its view."""
+    broker: Broker = request.app.state.broker
+    return broker
 
 
-async def fresh_log(request: Request) -> Broker:
-    """Refresh the view of the broker's log, and return the log.
+async def fresh_broker(request: Request) -> Broker:
+    """Refresh the broker's view, and return the broker.
 
     Its state then has all changes that were acknowledged before the request.
     """
-    log = broker_log(request)
-    await log.refresh()
-    return log
+    broker = broker_of(request)
+    await broker.refresh()
+    return broker
 
 
 async def rights_of_caller(request: Request) -> CallerRights:
@@ -103,7 +103,7 @@ async def change_of_caller(request: Request) -> HttpChange:
     return HttpChange(await rights_of_caller(request))
 
 
-FreshLog = Annotated[Broker, Depends(fresh_log)]
+FreshBroker = Annotated[Broker, Depends(fresh_broker)]
 BrokerOperations = Annotated[Operations, Depends(operations_of_broker)]
 CallerChange = Annotated[HttpChange, Depends(change_of_caller)]
 Rights = Annotated[CallerRights, Depends(rights_of_caller)]
@@ -134,7 +134,7 @@ EmptyListing = Annotated[Listing[BaseModel], Depends(empty_listing)]
 
 
 async def keys_of_topics(
-    log: Broker,
+    broker: Broker,
     start_key: tuple[str, Any] | None,
     keys_of: Callable[[Topic], Iterable[T] | None],
 ) -> Iterator[tuple[str, T | None]]:
@@ -145,11 +145,11 @@ async def keys_of_topics(
     None, which the page omits. After this pair, `answer_page` may let the event loop run other
     callbacks, so many such topics do not block the loop.
     """
-    names = await in_order(log.state.topics)
+    names = await in_order(broker.state.topics)
 
     def found() -> Iterator[tuple[str, T | None]]:
         for name in names:
-            topic = log.state.topics.get(name)
+            topic = broker.state.topics.get(name)
             if topic is None or (start_key is not None and name < start_key[0]):
                 continue
             keys = keys_of(topic)
@@ -170,7 +170,7 @@ async def resource_factory(request: Request) -> ResourceFactory:
     """Return a factory of resources with URLs that this client can reach."""
     path = request.url.path
     mount = next(mount for mount in V3.mounts if path.startswith(f"{mount}/"))
-    cluster_id = broker_log(request).identity.cluster_id
+    cluster_id = broker_of(request).identity.cluster_id
     url = client_url(request.scope, request.app.state.settings.advertised_url)
     return ResourceFactory(url, mount, cluster_id)
 
@@ -191,7 +191,7 @@ def check_cluster(requested: str, cluster_id: str) -> None:
 class TopicContext(NamedTuple):
     """A topic that exists, in a state that is fresh for this request."""
 
-    log: Broker
+    broker: Broker
     topic: Topic
     make: ResourceFactory
 
@@ -205,12 +205,14 @@ def hosted_topic() -> Iterator[None]:
         raise TopicNotHosted(error.topic) from error
 
 
-async def topic_of_path(topic_name: TopicName, log: FreshLog, make: Resources) -> TopicContext:
+async def topic_of_path(
+    topic_name: TopicName, broker: FreshBroker, make: Resources
+) -> TopicContext:
     """Return the topic of the path. Raises TopicNotHosted."""
-    topic = log.state.topics.get(topic_name)
+    topic = broker.state.topics.get(topic_name)
     if topic is None:
         raise TopicNotHosted(topic_name)
-    return TopicContext(log, topic, make)
+    return TopicContext(broker, topic, make)
 
 
 PathTopic = Annotated[TopicContext, Depends(topic_of_path)]

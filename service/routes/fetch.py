@@ -85,7 +85,7 @@ class Fetch:
         answers: MemoryPool,
         threads: UnpackThreads,
     ) -> None:
-        self._log = broker
+        self._broker = broker
         self._settings = settings
         self.counters = counters
         self._answers = answers
@@ -131,7 +131,7 @@ class Fetch:
         """Answer with the headers of a fetch that are known without its records."""
         topic_partition = view.topic, view.partition
         offset = await self._offset(call, *topic_partition, query)
-        offsets = await self._log.records.offsets(*topic_partition)
+        offsets = await self._broker.records.offsets(*topic_partition)
         if "before" not in query and reset_of(query) == "none":
             offsets.check_range(*topic_partition, offset)
         headers = limits(offsets.log_start_offset, offsets.high_watermark)
@@ -149,7 +149,7 @@ class Fetch:
             raise InvalidParameter("a stream of events begins at an offset: give no before")
         text = query["before"]
         end = OFFSET_MAX if text == "latest" else integer("before", text, 0, OFFSET_MAX)
-        offsets = await self._log.records.offsets(view.topic, view.partition)
+        offsets = await self._broker.records.offsets(view.topic, view.partition)
         start, high_watermark = offsets.log_start_offset, offsets.high_watermark
         if end < start:
             offsets.check_range(view.topic, view.partition, end)
@@ -158,7 +158,7 @@ class Fetch:
         bounds = view.bounds._replace(bytes_max=min(view.bounds.bytes_max, part))
         with self.answer_share(rights.principal) as share:
             await self.reserve(share, bounds.bytes_max)
-            fetch = partial(self._log.records.fetch, view.topic, view.partition)
+            fetch = partial(self._broker.records.fetch, view.topic, view.partition)
             end = min(end, high_watermark)
             result, first = await fetch_before(fetch, start, end, high_watermark, bounds)
             large = FittedPage(result, 0)
@@ -223,19 +223,19 @@ class Fetch:
         If there is no memory and no `call`, wait for room. With a `call`, whose
         response has not begun, raise Unavailable after ROOM_WAIT_S.
         """
-        partition = self._log.state.partition(view.topic, view.partition)
+        partition = self._broker.state.partition(view.topic, view.partition)
         if wait_s > 0 and offset >= partition.high_watermark:
-            started_s = self._log.clock.boot_s()
-            waited = await self._log.records.fetch(
+            started_s = self._broker.clock.boot_s()
+            waited = await self._broker.records.fetch(
                 view.topic, view.partition, offset, bytes_max=0, wait_s=wait_s
             )
             if call is not None:
-                call.waited_s = self._log.clock.boot_s() - started_s
+                call.waited_s = self._broker.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
         # Long polls and followers often need the same records at the same time.
         is_shared = wait_s > 0 or call is None or view.format_name == "sse"
-        losses = self._log.records.losses
+        losses = self._broker.records.losses
         if is_shared and (recent := await self._recent(view, offset)) is not None:
             await self.reserve(share, len(recent.page.body), is_refused=call is not None)
             return recent
@@ -264,7 +264,7 @@ class Fetch:
         bytes_max, records_max = view.bounds.bytes_max, view.bounds.records_max
         while True:
             await self.reserve(share, needed, is_refused=is_refused)
-            fetched = await self._log.records.fetch(
+            fetched = await self._broker.records.fetch(
                 view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
             )
             if fetched.weight <= ENCODE_INLINE_BYTES:
@@ -299,11 +299,11 @@ class Fetch:
 
     async def _recent(self, view: FetchParams, offset: int) -> FetchPage | None:
         """Return the page of another reader that has just read the same, if there is one."""
-        await self._log.ensure_view()
-        topic = self._log.state.topic(view.topic)
-        partition = self._log.state.partition(view.topic, view.partition)
+        await self._broker.ensure_view()
+        topic = self._broker.state.topic(view.topic)
+        partition = self._broker.state.partition(view.topic, view.partition)
         ends = partition.log_start_offset, partition.high_watermark
-        losses = self._log.records.losses
+        losses = self._broker.records.losses
         return self._pages.of_read(ReadKey(topic.topic_id, view, offset, *ends, losses))
 
     async def _shared(
@@ -316,7 +316,7 @@ class Fetch:
         losses: int,
     ) -> FetchPage:
         """Return the encoded records, if possible from a page of another reader."""
-        topic, fetched = self._log.state.topics.get(view.topic), fit.fetched
+        topic, fetched = self._broker.state.topics.get(view.topic), fit.fetched
         if topic is None or not fetched.pieces:
             return encode(view, fetched)
         key = PageKey(
@@ -416,10 +416,10 @@ class Fetch:
 
     async def _partition(self, topic: str, text: str) -> int:
         try:
-            return partition_number(self._log.state.topics[topic], text)
+            return partition_number(self._broker.state.topics[topic], text)
         except (KeyError, UnknownPartition):
-            await self._log.refresh()  # another broker may just have created it (I3)
-            return partition_number(self._log.state.topic(topic), text)
+            await self._broker.refresh()  # another broker may just have created it (I3)
+            return partition_number(self._broker.state.topic(topic), text)
 
     async def _offset(
         self, call: HttpRequest, topic: str, number: int, query: dict[str, str]
@@ -434,15 +434,15 @@ class Fetch:
             if "offset" in query:
                 raise InvalidParameter("give offset or timestamp, not both")
             stamp = integer("timestamp", query["timestamp"], 0, TIMESTAMP_MS_MAX)
-            offset = await self._log.records.offset_for_timestamp(topic, number, stamp)
+            offset = await self._broker.records.offset_for_timestamp(topic, number, stamp)
             if offset is not None:
                 return offset
-            return self._log.state.partition(topic, number).high_watermark
+            return self._broker.state.partition(topic, number).high_watermark
         text = query.get("offset", "earliest")
         if text == "earliest":
-            return self._log.state.partition(topic, number).log_start_offset
+            return self._broker.state.partition(topic, number).log_start_offset
         if text == "latest":
-            return (await self._log.records.offsets(topic, number)).high_watermark
+            return (await self._broker.records.offsets(topic, number)).high_watermark
         return integer("offset", text, 0, OFFSET_MAX)
 
     async def _follow(self, call: HttpRequest, view: FetchParams, offset: int, reset: str) -> None:
@@ -468,8 +468,8 @@ class Fetch:
 
         async def read() -> tuple[FetchPage, bytes]:
             nonlocal offset
-            if self._log.state.partition(view.topic, view.partition).high_watermark > offset:
-                await self._log.records.turn()
+            if self._broker.state.partition(view.topic, view.partition).high_watermark > offset:
+                await self._broker.records.turn()
             turn = await self._page_or_reset(view, offset, reset, share, rights, KEEPALIVE_S)
             offset = turn[0].fetched.next_offset
             return turn
@@ -515,13 +515,13 @@ class Fetch:
             await call.end()
             return
         await call.chunk(beginning)
-        started_s = self._log.clock.boot_s()
+        started_s = self._broker.clock.boot_s()
         rights = rights_of(call.scope)
         disconnection = asyncio.create_task(until_gone(call.receive))
         reading: asyncio.Task[T] | None = None
         try:
             while not disconnection.done():
-                self._log.records.check_serving()
+                self._broker.records.check_serving()
                 await FETCH.check(rights, topic)  # access may have changed
                 await send(turn)
                 share.set(0)
@@ -540,7 +540,7 @@ class Fetch:
             disconnection.cancel()
             if reading is not None:
                 reading.cancel()
-            call.waited_s = self._log.clock.boot_s() - started_s
+            call.waited_s = self._broker.clock.boot_s() - started_s
         await call.end()
 
     async def _page_or_reset(

@@ -202,7 +202,7 @@ class TopicFollower:
     """The route of followers of a topic. One per broker."""
 
     def __init__(self, broker: Broker, fetcher: Fetch) -> None:
-        self._log = broker
+        self._broker = broker
         self._fetch = fetcher
 
     async def follow(self, call: HttpRequest, name: str) -> None:
@@ -218,8 +218,8 @@ class TopicFollower:
         bounds = self._fetch.bounds_of(query)
         view = FetchParams(name, 0, format_name, embedded, bounds, on_error_of(query) or "stop")
         reset = reset_of(query)
-        await self._log.refresh()  # to see all records acknowledged before this call (I3)
-        topic = self._log.state.topic(name)
+        await self._broker.refresh()  # to see all records acknowledged before this call (I3)
+        topic = self._broker.state.topic(name)
         _check_count(topic)
         offsets = _offsets(call, query, topic, reset)
         principal = rights_of(call.scope).principal
@@ -227,7 +227,7 @@ class TopicFollower:
             self._fetch.followers.follower(principal, len(offsets)) as follower,
             self._fetch.answer_share(principal) as share,
         ):
-            changes = self._log.records.changes_of(name)
+            changes = self._broker.records.changes_of(name)
             position = _Position(view, reset, topic, offsets, follower, changes)
             await self._stream(call, position, share)
 
@@ -261,7 +261,7 @@ class TopicFollower:
 
     def _check_ranges(self, position: _Position) -> None:
         """Raise OffsetOutOfRange if an offset is out of range and is not to be reset."""
-        topic = self._log.state.topic(position.view.topic)
+        topic = self._broker.state.topic(position.view.topic)
         position.update(topic)
         for number in position.ready if position.reset_to == "none" else ():
             partition = topic.partitions[number]
@@ -280,11 +280,13 @@ class TopicFollower:
         A waiting follower holds no memory.
         """
         if position.ready:
-            await self._log.records.turn()
+            await self._broker.records.turn()
             wait_s = 0.0
         name = position.view.topic
         position.update(
-            await self._log.records.wait_for_changes(name, position.changes, position.count, wait_s)
+            await self._broker.records.wait_for_changes(
+                name, position.changes, position.count, wait_s
+            )
         )
         resets, pages, size = b"", list[_Page](), 0
         for _ in range(min(len(position.ready), PAGES_AT_ONCE)):

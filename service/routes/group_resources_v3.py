@@ -176,8 +176,8 @@ class LagList(ResourceList[LagData]):
 class GroupResources:
     """The factory of the resources of one group, for one response."""
 
-    def __init__(self, log: Broker, make: ResourceFactory, group_id: str) -> None:
-        self._log = log
+    def __init__(self, broker: Broker, make: ResourceFactory, group_id: str) -> None:
+        self._broker = broker
         self._make = make
         self._group_id = group_id
         self._at: tuple[str | int, ...] = ("consumer-groups", group_id)
@@ -211,12 +211,12 @@ class GroupResources:
         If the group has no members, return the id of the broker that would become its coordinator.
         The broker that answers has the id 1.
         """
-        broker = self._log.groups.coordinator_of(self._group_id)
-        peers = self._log.cluster.members().peers
-        return next((peer.number for peer in peers if peer.id == broker), BROKER_ID)
+        coordinator_id = self._broker.groups.coordinator_of(self._group_id)
+        peers = self._broker.cluster.members().peers
+        return next((peer.number for peer in peers if peer.id == coordinator_id), BROKER_ID)
 
     def _group(self, kind: type[D], **fields: Any) -> D:
-        group = self._log.state.members.get(self._group_id)
+        group = self._broker.state.members.get(self._group_id)
         has_members = group is not None and bool(group.members)
         return self._create(
             kind,

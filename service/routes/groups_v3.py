@@ -29,10 +29,10 @@ from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
     CallerChange,
-    FreshLog,
+    FreshBroker,
     Resources,
     Rights,
-    broker_log,
+    broker_of,
 )
 from tidelog.service.routes.group_resources_v3 import (
     AssignmentData,
@@ -127,7 +127,7 @@ class Reset(StrictModel):
 class GroupContext(NamedTuple):
     """A group that exists, and the factory of its resources."""
 
-    log: Broker
+    broker: Broker
     group_id: str
     make: GroupResources
     operations: Operations
@@ -145,7 +145,7 @@ class GroupContext(NamedTuple):
 
         If there is no lag, or the caller may not see it, return None.
         """
-        topic = self.log.state.topics.get(name)
+        topic = self.broker.state.topics.get(name)
         if topic is None or number >= len(topic.partitions):
             return None
         lag = lags.lag(topic, number)
@@ -155,18 +155,18 @@ class GroupContext(NamedTuple):
 async def group_of_path(
     request: Request,
     consumer_group_id: GroupId,
-    log: FreshLog,
+    broker: FreshBroker,
     make: Resources,
     operations: BrokerOperations,
     rights: Rights,
 ) -> GroupContext:
     """Return the group of the path. Raises UnknownGroup."""
-    has_members = log.state.members.has_members(consumer_group_id)
-    if not has_members and consumer_group_id not in log.state.committed_offsets:
+    has_members = broker.state.members.has_members(consumer_group_id)
+    if not has_members and consumer_group_id not in broker.state.committed_offsets:
         raise UnknownGroup(consumer_group_id)
-    resources = GroupResources(log, make, consumer_group_id)
+    resources = GroupResources(broker, make, consumer_group_id)
     times: LagTimes = request.app.state.reports.telemetry.lags.times
-    return GroupContext(log, consumer_group_id, resources, operations, rights, times)
+    return GroupContext(broker, consumer_group_id, resources, operations, rights, times)
 
 
 PathGroup = Annotated[GroupContext, Depends(group_of_path)]
@@ -174,7 +174,7 @@ PathGroup = Annotated[GroupContext, Depends(group_of_path)]
 
 async def member_of_path(consumer_id: ConsumerId, group: PathGroup) -> GroupMember:
     """Return the member of the path. Raises NoSuchResource."""
-    member = group.log.state.members.member(group.group_id, consumer_id)
+    member = group.broker.state.members.member(group.group_id, consumer_id)
     if member is None:
         raise NoSuchResource(f"Consumer {consumer_id} cannot be found.")
     return member
@@ -185,7 +185,7 @@ PathMember = Annotated[GroupMember, Depends(member_of_path)]
 
 async def list_group_offsets(
     consumer_group_id: GroupId,
-    log: FreshLog,
+    broker: FreshBroker,
     make: Resources,
     operations: BrokerOperations,
     rights: Rights,
@@ -196,7 +196,7 @@ async def list_group_offsets(
     404 if the group has no committed offset. An offset is deleted with its topic. An offset is also
     deleted if, for a week, no client commits it and the group has no members.
     """
-    if consumer_group_id not in log.state.committed_offsets:
+    if consumer_group_id not in broker.state.committed_offsets:
         raise NoSuchResource(f"Consumer group {consumer_group_id} has no committed offsets.")
 
     def committed(key: tuple[str, int]) -> GroupOffsetData | None:
@@ -204,7 +204,7 @@ async def list_group_offsets(
         offset = operations.groups.committed_offset(rights, consumer_group_id, partition)
         return None if offset is None else _offset(partition, offset.offset, offset.metadata)
 
-    keys = (await GroupLags.of(log, consumer_group_id)).in_order(page.position(str, int))
+    keys = (await GroupLags.of(broker, consumer_group_id)).in_order(page.position(str, int))
     shell = _offset_list(make, consumer_group_id)
     response: GroupOffsetList = await answer_page(page, shell, keys, committed)
     return response
@@ -225,11 +225,11 @@ async def reset_group_offsets(
     older. The reset changes all partitions or none. 409/40903 while the group has members that
     share partitions.
     """
-    log = broker_log(request)
+    broker = broker_of(request)
 
     async def reset_of() -> tuple[list[TopicPartition], NewOffset]:
-        partitions = await _partitions(log, consumer_group_id, body)
-        return partitions, await _new_offset(log, consumer_group_id, body)
+        partitions = await _partitions(broker, consumer_group_id, body)
+        return partitions, await _new_offset(broker, consumer_group_id, body)
 
     topics = [offset.topic_name for offset in body.offsets or ()]
     if body.topic_name is not None:
@@ -263,30 +263,33 @@ def _offset(partition: TopicPartition, offset: int, metadata: str) -> GroupOffse
     )
 
 
-def _within(log: Broker, topic_partition: TopicPartition, offset: int) -> int:
+def _within(broker: Broker, topic_partition: TopicPartition, offset: int) -> int:
     """Return the existing offset that is nearest to `offset`."""
-    partition = log.state.partition(topic_partition.topic, topic_partition.partition)
+    partition = broker.state.partition(topic_partition.topic, topic_partition.partition)
     return min(max(offset, partition.log_start_offset), partition.high_watermark)
 
 
 def _shifted(
-    log: Broker, partition: TopicPartition, committed: CommittedOffset | None, shift_by: int | None
+    broker: Broker,
+    partition: TopicPartition,
+    committed: CommittedOffset | None,
+    shift_by: int | None,
 ) -> int:
     if shift_by is None:
         raise InvalidBody("shift_by is missing")
     if committed is None:
         raise InvalidBody(f"{partition} has no committed offset to shift: name other partition_ids")
-    return _within(log, partition, committed.offset + shift_by)
+    return _within(broker, partition, committed.offset + shift_by)
 
 
-async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPartition]:
+async def _partitions(broker: Broker, group_id: str, body: Reset) -> list[TopicPartition]:
     if body.to == "OFFSETS":
         if not body.offsets:
             raise InvalidBody("offsets are missing")
         places = [
             TopicPartition(
                 offset.topic_name,
-                partition_number(log.state.topic(offset.topic_name), str(offset.partition_id)),
+                partition_number(broker.state.topic(offset.topic_name), str(offset.partition_id)),
             )
             async for offset in sliced(body.offsets)
         ]
@@ -296,13 +299,13 @@ async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPart
     if body.topic_name is None:
         if body.partition_ids is not None:
             raise InvalidBody("partition_ids need a topic_name")
-        committed = list(log.groups.committed_offsets(group_id))
+        committed = list(broker.groups.committed_offsets(group_id))
         if not committed:
             raise NoSuchResource(
                 f"Consumer group {group_id} has no committed offsets: name a topic (topic_name)."
             )
         return committed
-    topic = log.state.topic(body.topic_name)
+    topic = broker.state.topic(body.topic_name)
     numbers = body.partition_ids
     if numbers is None:
         return [TopicPartition(topic.name, number) for number in range(len(topic.partitions))]
@@ -312,7 +315,7 @@ async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPart
     ]
 
 
-async def _new_offset(log: Broker, group_id: str, body: Reset) -> NewOffset:
+async def _new_offset(broker: Broker, group_id: str, body: Reset) -> NewOffset:
     """Return the function for the new offset of a partition."""
     if body.to == "OFFSETS":
         requested_offsets = {
@@ -321,21 +324,21 @@ async def _new_offset(log: Broker, group_id: str, body: Reset) -> NewOffset:
         }
 
         async def requested(partition: TopicPartition) -> int:
-            return _within(log, partition, requested_offsets[partition])
+            return _within(broker, partition, requested_offsets[partition])
 
         return requested
     if body.to == "SHIFT":
-        committed = log.groups.committed_offsets(group_id)
+        committed = broker.groups.committed_offsets(group_id)
 
         async def shifted(partition: TopicPartition) -> int:
-            return _shifted(log, partition, committed.get(partition), body.shift_by)
+            return _shifted(broker, partition, committed.get(partition), body.shift_by)
 
         return shifted
-    return partial(_target, log, body)
+    return partial(_target, broker, body)
 
 
-async def _target(log: Broker, body: Reset, topic_partition: TopicPartition) -> int:
-    partition = log.state.partition(topic_partition.topic, topic_partition.partition)
+async def _target(broker: Broker, body: Reset, topic_partition: TopicPartition) -> int:
+    partition = broker.state.partition(topic_partition.topic, topic_partition.partition)
     if body.to == "EARLIEST":
         return partition.log_start_offset
     if body.to == "LATEST":
@@ -343,7 +346,7 @@ async def _target(log: Broker, body: Reset, topic_partition: TopicPartition) -> 
     if body.to == "OFFSET":
         if body.offset is None:
             raise InvalidBody("offset is missing")
-        return _within(log, topic_partition, body.offset)
+        return _within(broker, topic_partition, body.offset)
     if body.to == "TIMESTAMP":
         if body.timestamp is None:
             raise InvalidBody("timestamp is missing")
@@ -351,13 +354,13 @@ async def _target(log: Broker, body: Reset, topic_partition: TopicPartition) -> 
     else:
         if body.duration_ms is None:
             raise InvalidBody("duration_ms is missing")
-        stamp = max(log.clock.now_ms() - body.duration_ms, 0)
-    offset = await log.records.offset_for_timestamp(*topic_partition, stamp)
+        stamp = max(broker.clock.now_ms() - body.duration_ms, 0)
+    offset = await broker.records.offset_for_timestamp(*topic_partition, stamp)
     return partition.high_watermark if offset is None else offset
 
 
 async def list_groups(
-    log: FreshLog,
+    broker: FreshBroker,
     make: Resources,
     operations: BrokerOperations,
     rights: Rights,
@@ -368,9 +371,9 @@ async def list_groups(
     def group(group_id: str) -> GroupData | None:
         if not operations.groups.is_shown(rights, group_id):
             return None
-        return GroupResources(log, make, group_id).group()
+        return GroupResources(broker, make, group_id).group()
 
-    ids = await in_order(group_ids(log), page.key(str))
+    ids = await in_order(group_ids(broker), page.key(str))
     shell = GroupList(metadata=make.listed("consumer-groups"), data=[])
     response: GroupList = await answer_page(page, shell, ids, group)
     return response
@@ -393,7 +396,7 @@ async def delete_group(
 
 async def list_consumers(group: PathGroup, make: Resources, page: WantedPage) -> ConsumerList:
     """Members of a group."""
-    in_state = group.log.state.members.get(group.group_id)
+    in_state = group.broker.state.members.get(group.group_id)
     members = {} if in_state is None else dict(in_state.members)
     names = await in_order(members, page.key(str))
     metadata = make.listed("consumer-groups", group.group_id, "consumers")
@@ -417,7 +420,7 @@ async def list_assignments(
     """The partitions that a member reads, in topics that the caller may describe."""
     path = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
     start_key = page.position(str, int)
-    owned_partitions = group.log.state.members.partitions_of(member)
+    owned_partitions = group.broker.state.members.partitions_of(member)
     assigned = await group.operations.groups.shown_partitions(group.rights, owned_partitions)
     keys = (
         assigned
@@ -440,7 +443,7 @@ async def get_assignment(
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)
             partition = TopicIdPartition(topic.topic_id, number)
-            if partition in group.log.state.members.partitions_of(member):
+            if partition in group.broker.state.members.partitions_of(member):
                 return group.make.assignment(member, TopicPartition(topic_name, number))
     raise NoSuchResource(f"Assignment {topic_name}-{partition_id} cannot be found.")
 
@@ -472,7 +475,7 @@ async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagL
 
 async def get_lag(group: PathGroup, topic_name: str, partition_id: str) -> LagData:
     """The lag of a group in one partition."""
-    topic = group.log.state.topics.get(topic_name)
+    topic = group.broker.state.topics.get(topic_name)
     if topic is not None:
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)

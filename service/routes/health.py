@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 from tidelog.service.http.route import HIDDEN, PLAIN, Permission, Route, RouteAccess, RouteDoc
-from tidelog.service.routes.dependencies import broker_log
+from tidelog.service.routes.dependencies import broker_of
 from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE
 
@@ -57,7 +57,7 @@ async def get_version(request: Request) -> Version:
 
 async def get_uptime(request: Request) -> Uptime:
     """The age of this process."""
-    uptime_s = broker_log(request).clock.boot_s() - request.app.state.started_s
+    uptime_s = broker_of(request).clock.boot_s() - request.app.state.started_s
     return Uptime(process_uptime_sec=int(uptime_s), tidelog_version=VERSION)
 
 
@@ -83,7 +83,7 @@ async def get_ready(request: Request) -> Readiness:
     damaged tail does not make a broker unready, because its topic still accepts records, and other
     topics are not affected.
     """
-    broker = broker_log(request)
+    broker = broker_of(request)
     await broker.check_ready()
     return Readiness(
         status="ready",

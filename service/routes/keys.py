@@ -26,7 +26,7 @@ from tidelog.service.routes.dependencies import (
     BrokerOperations,
     CallerChange,
     EmptyListing,
-    FreshLog,
+    FreshBroker,
     Listing,
     RequiredSecurity,
 )
@@ -155,7 +155,7 @@ class CreatedKey(KeyData):
 
 
 async def list_keys(
-    broker: FreshLog, security: RequiredSecurity, empty: EmptyListing, page: WantedPage
+    broker: FreshBroker, security: RequiredSecurity, empty: EmptyListing, page: WantedPage
 ) -> Listing[KeyData]:
     """All keys, oldest first."""
     now_ms, key_by_id = security.clock.now_ms(), broker.state.access.keys
@@ -284,7 +284,7 @@ class QuotaData(QuotaRates):
 
 
 async def list_quotas(
-    broker: FreshLog, _: RequiredSecurity, empty: EmptyListing, page: WantedPage
+    broker: FreshBroker, _: RequiredSecurity, empty: EmptyListing, page: WantedPage
 ) -> Listing[QuotaData]:
     """All quotas, by principal."""
     quotas_by_principal = broker.state.access.quotas

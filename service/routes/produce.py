@@ -142,7 +142,7 @@ class Produce:
         counters: HttpCounters,
         threads: UnpackThreads,
     ) -> None:
-        self._log = broker
+        self._broker = broker
         self._topics = TopicOperations(broker, settings.topic_defaults)
         self._settings = settings
         self._counters = counters
@@ -211,7 +211,7 @@ class Produce:
 
         If acks is not `all`, return None, because the offsets are not known yet.
         """
-        return await self._log.records.append(
+        return await self._broker.records.append(
             topic,
             [(places, produced.rows)],
             size=max(size, produced.weight),
@@ -228,11 +228,11 @@ class Produce:
         create it.
         """
         try:
-            return self._log.state.topic(name)
+            return self._broker.state.topic(name)
         except UnknownTopic:
             check_printable("topic_name", name)
-            await self._log.refresh()
-        topic = self._log.state.topics.get(name)
+            await self._broker.refresh()
+        topic = self._broker.state.topics.get(name)
         return topic or await self._topics.create_on_demand(
             HttpChange(rights, partial(self._audit_creation, rights)), name
         )
@@ -244,8 +244,8 @@ class Produce:
 
     async def newest(self, topic: Topic) -> Topic:
         """Return the topic with partitions that other brokers may have added (I3)."""
-        await self._log.refresh()
-        return self._log.state.topic(topic.name)
+        await self._broker.refresh()
+        return self._broker.state.topic(topic.name)
 
     async def placed(
         self,
@@ -283,8 +283,8 @@ class Produce:
         except InvalidRequest:
             if key is None:
                 raise
-            await self._log.refresh()  # another broker may have appended them
-            if self._log.state.idempotency_record(key.key, PRINCIPAL.get()) is None:
+            await self._broker.refresh()  # another broker may have appended them
+            if self._broker.state.idempotency_record(key.key, PRINCIPAL.get()) is None:
                 raise
 
     def _decode_small(self, body: bytes, format_name: str) -> json_in.Produced | None:
@@ -295,7 +295,7 @@ class Produce:
         """
         if len(body) > DECODE_INLINE_BYTES:
             return None
-        now_ms = self._log.store_time.now_ms()
+        now_ms = self._broker.store_time.now_ms()
         try:
             return _decoded(body, format_name, now_ms, DECODE_INLINE_BYTES, DECODE_INLINE_MESSAGES)
         except arrow.UnpackedTooLarge:
@@ -309,7 +309,7 @@ class Produce:
         A body of Arrow may unpack to `request_bytes_max` (I10). Most do not, so the first try is
         for less memory, and more of them are decoded at once.
         """
-        decode = partial(_decoded, body, format_name, self._log.store_time.now_ms())
+        decode = partial(_decoded, body, format_name, self._broker.store_time.now_ms())
         bound, most = self._decoded_max(body), self._settings.request_bytes_max
         weight_of = attrgetter("weight")
         try:
@@ -393,7 +393,7 @@ class Produce:
 
         They differ from `places` if the topic has got more partitions since then.
         """
-        key_record = self._log.state.idempotency_record(key.key, PRINCIPAL.get())
+        key_record = self._broker.state.idempotency_record(key.key, PRINCIPAL.get())
         if key_record is None or key_record.claim.partitions == key.partitions:
             return places
         assert isinstance(key_record.claim.partitions, int), "one topic has one count"

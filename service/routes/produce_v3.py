@@ -131,7 +131,7 @@ class ProduceV3:
     def __init__(
         self, broker: Broker, settings: RequestSettings, produce: Produce, counters: HttpCounters
     ) -> None:
-        self._log = broker
+        self._broker = broker
         self._settings = settings
         self._produce = produce
         self._counters = counters
@@ -218,7 +218,7 @@ class ProduceV3:
         return await self._produce.decode_in_thread(rights, body, decode)
 
     async def _topic(self, cluster: str, name: str, rights: CallerRights) -> Topic:
-        check_cluster(cluster, self._log.identity.cluster_id)
+        check_cluster(cluster, self._broker.identity.cluster_id)
         try:
             return await self._produce.topic(name, rights)
         except UnknownTopic as error:
@@ -259,7 +259,7 @@ class ProduceV3:
     async def _append(
         self, topic_name: str, record: bytes, name: str | None, rights: CallerRights
     ) -> Report:
-        now_ms = self._log.store_time.now_ms()
+        now_ms = self._broker.store_time.now_ms()
         decoded = await self._decoded(rights, record, partial(_decoded, record, now_ms))
         produced = decoded.produced
         rights.record(PRODUCER_BYTE_RATE, max(produced.weight - len(record), 0))
@@ -278,7 +278,7 @@ class ProduceV3:
         (placement,) = placements
         return {
             "error_code": 200,
-            "cluster_id": self._log.identity.cluster_id,
+            "cluster_id": self._broker.identity.cluster_id,
             "topic_name": topic.name,
             "partition_id": placement.partition,
             "offset": placement.base_offset,

@@ -6,7 +6,7 @@ from tidelog.compaction.retention_preview import Expiry, expiries
 from tidelog.service.formats.strict_bodies import Items, StrictModel
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.routes.configs_v3 import ConfigChange, changed_texts
-from tidelog.service.routes.dependencies import CREATE_ERRORS, ERRORS, FreshLog, TopicName
+from tidelog.service.routes.dependencies import CREATE_ERRORS, ERRORS, FreshBroker, TopicName
 from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, TOPIC
@@ -48,28 +48,28 @@ class ExpiringTopics(BaseModel):
 
 
 async def preview_topic(
-    topic_name: TopicName, body: PreviewedChanges, log: FreshLog
+    topic_name: TopicName, body: PreviewedChanges, broker: FreshBroker
 ) -> ExpiringTopic:
     """Preview the records that retention would delete if these configs of a topic changed."""
-    topic = log.state.topic(topic_name)
-    changes = topic_configs.canonical_changes(changed_texts(body.data), log.state.level)
-    return _topic(topic, await expiries(log, topic, topic.config_after(changes)))
+    topic = broker.state.topic(topic_name)
+    changes = topic_configs.canonical_changes(changed_texts(body.data), broker.state.level)
+    return _topic(topic, await expiries(broker, topic, topic.config_after(changes)))
 
 
-async def preview_defaults(body: PreviewedChanges, log: FreshLog) -> ExpiringTopics:
+async def preview_defaults(body: PreviewedChanges, broker: FreshBroker) -> ExpiringTopics:
     """Preview the records that retention would delete if these defaults of the cluster changed."""
-    changes = topic_configs.canonical_defaults(changed_texts(body.data), log.state.level)
-    defaults = log.state.defaults.changed(changes)
+    changes = topic_configs.canonical_defaults(changed_texts(body.data), broker.state.level)
+    defaults = broker.state.defaults.changed(changes)
     topics: list[ExpiringTopic] = []
     changed = 0
-    async for topic in sliced(list(log.state.topics.values())):
+    async for topic in sliced(list(broker.state.topics.values())):
         config = topic_configs.effective(topic.configs, defaults)
         if config == topic.config:
             continue
         changed += 1
         if changed > TOPICS_MAX:
             break
-        if expired := await expiries(log, topic, config):
+        if expired := await expiries(broker, topic, config):
             topics.append(_topic(topic, expired))
     return ExpiringTopics(
         records=sum(topic.records for topic in topics),

@@ -18,7 +18,7 @@ from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
     CallerChange,
-    FreshLog,
+    FreshBroker,
     Rights,
     TopicName,
 )
@@ -122,14 +122,14 @@ def _offsets(body: DeleteRecords) -> dict[int, int]:
 
 
 async def start_compaction(
-    request: Request, topic_name: TopicName, body: NewCompaction, log: FreshLog
+    request: Request, topic_name: TopicName, body: NewCompaction, broker: FreshBroker
 ) -> CompactionData:
     """Start a compaction of a topic on this broker.
 
     It merges small segments and, if the topic's cleanup.policy has `compact`, keeps the newest
     record of each key. The job goes on after the response. A broker runs one job at a time.
     """
-    log.state.topic(topic_name)  # raises UnknownTopic
+    broker.state.topic(topic_name)  # raises UnknownTopic
     jobs: Compactions = request.app.state.reports.compactions
     job = jobs.start(topic_name, is_dry_run=body.validate_only, is_forced=body.is_forced)
     return _data(job)

@@ -25,13 +25,13 @@ from tidelog.service.routes.dependencies import (
     BrokerOperations,
     CallerChange,
     ConfigValue,
-    FreshLog,
+    FreshBroker,
     PartitionId,
     Rights,
     TopicCreation,
     TopicName,
     V2Response,
-    broker_log,
+    broker_of,
     config_text,
     partitions_wanted,
 )
@@ -92,7 +92,7 @@ class SealedRecords(BaseModel):
     sealed_records: int = Field(description="records moved from the tail into the table")
 
 
-async def list_topics(_: FreshLog, operations: BrokerOperations, rights: Rights) -> list[str]:
+async def list_topics(_: FreshBroker, operations: BrokerOperations, rights: Rights) -> list[str]:
     """The names of all topics that the caller may describe."""
     names = [topic.name for topic in await operations.topics.all_shown(rights)]
     response: Any = V2Response([*await in_order(names)])  # FastAPI sends a response unchanged
@@ -100,13 +100,13 @@ async def list_topics(_: FreshLog, operations: BrokerOperations, rights: Rights)
 
 
 async def get_topic(
-    topic_name: TopicName, log: FreshLog, operations: BrokerOperations, rights: Rights
+    topic_name: TopicName, broker: FreshBroker, operations: BrokerOperations, rights: Rights
 ) -> TopicInfo:
     """A topic with its partitions, and its effective configs if the caller may describe them."""
-    topic = log.state.topics.get(topic_name)
+    topic = broker.state.topics.get(topic_name)
     if topic is None:
         raise TopicNotHosted(topic_name)
-    values_of = log.state.defaults.values_of_topic
+    values_of = broker.state.defaults.values_of_topic
     shown = topic_configs.shown(topic.configs)
     configs = {name: values_of(name, topic.configs)[0].value for name in shown}
     if not operations.configs.is_shown(rights, topic_name):
@@ -118,30 +118,30 @@ async def get_topic(
     return response
 
 
-async def list_partitions(topic_name: TopicName, log: FreshLog) -> list[PartitionInfo]:
+async def list_partitions(topic_name: TopicName, broker: FreshBroker) -> list[PartitionInfo]:
     """The partitions of a topic."""
     response: Any = Response(
-        _partitions(log.state.topic(topic_name)), media_type=V2Response.media_type
+        _partitions(broker.state.topic(topic_name)), media_type=V2Response.media_type
     )
     return response
 
 
 async def get_partition(
-    topic_name: TopicName, partition_id: PartitionId, log: FreshLog
+    topic_name: TopicName, partition_id: PartitionId, broker: FreshBroker
 ) -> PartitionInfo:
     """One partition."""
-    number = _number(_known(log, topic_name), partition_id)
+    number = _number(_known(broker, topic_name), partition_id)
     return PartitionInfo(partition=number)
 
 
 async def get_offsets(
     topic_name: TopicName,
     partition_id: PartitionId,
-    log: FreshLog,
+    broker: FreshBroker,
     timestamp: Annotated[str | None, Query(description="ms since the epoch")] = None,
 ) -> Offsets:
     """The range of offsets. With `timestamp`, also the first offset at that time or later."""
-    topic = _known(log, topic_name)
+    topic = _known(broker, topic_name)
     number = _number(topic, partition_id)
     partition = topic.partitions[number]
     range_ = {
@@ -151,7 +151,7 @@ async def get_offsets(
     if timestamp is None:
         return Offsets(**range_)
     stamp = integer("timestamp", timestamp, 0, TIMESTAMP_MS_MAX)
-    offset = await log.records.offset_for_timestamp(topic_name, number, stamp)
+    offset = await broker.records.offset_for_timestamp(topic_name, number, stamp)
     return Offsets(**range_, timestamp_offset=offset)
 
 
@@ -161,7 +161,7 @@ async def list_brokers(request: Request) -> Brokers:
     The broker that answers always has id 1 in its answer. To clients, broker 1 leads all
     partitions, because any broker serves any request.
     """
-    peers = broker_log(request).cluster.members().peers
+    peers = broker_of(request).cluster.members().peers
     return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in peers)])
 
 
@@ -176,13 +176,13 @@ async def create_topic(
     return {}
 
 
-async def seal_topic(topic_name: TopicName, log: FreshLog) -> SealedRecords:
+async def seal_topic(topic_name: TopicName, broker: FreshBroker) -> SealedRecords:
     """Move the records in the tails of all partitions into the topic's table now.
 
     The values of `segment.ms` and `segment.bytes` do not matter. After the move, Spark and other
     readers of the table see the records.
     """
-    return SealedRecords(sealed_records=await log.records.seal(topic_name))
+    return SealedRecords(sealed_records=await broker.records.seal(topic_name))
 
 
 class TopicNotFound(UnknownTopic):
@@ -192,8 +192,8 @@ class TopicNotFound(UnknownTopic):
         return f"Topic {self.topic} not found"
 
 
-def _known(log: Broker, name: str) -> Topic:
-    topic = log.state.topics.get(name)
+def _known(broker: Broker, name: str) -> Topic:
+    topic = broker.state.topics.get(name)
     if topic is None:
         raise TopicNotFound(name)
     return topic

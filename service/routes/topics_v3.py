@@ -37,7 +37,7 @@ from tidelog.service.routes.dependencies import (
     BrokerOperations,
     CallerChange,
     ConfigValue,
-    FreshLog,
+    FreshBroker,
     PartitionId,
     PathTopic,
     Resources,
@@ -98,7 +98,7 @@ LeadingBroker = Annotated[None, Depends(leading_broker)]
 
 
 async def list_topics(
-    log: FreshLog,
+    broker: FreshBroker,
     make: Resources,
     operations: BrokerOperations,
     rights: Rights,
@@ -116,7 +116,7 @@ async def list_topics(
             data.authorized_operations = allowed_operations(rights, TOPIC, name)
         return data
 
-    names = await in_order(log.state.topics, page.key(str))
+    names = await in_order(broker.state.topics, page.key(str))
     shell = TopicList(metadata=make.listed("topics"), data=[])
     response: TopicList = await answer_page(page, shell, names, topic_data)
     return response

@@ -234,7 +234,7 @@ class Security:
         issuer: "Issuer | None" = None,
         turns: Turns | None = None,
     ) -> None:
-        self._log = broker
+        self._broker = broker
         self._secret = secret
         self.counters = counters
         self.clock = broker.clock
@@ -342,10 +342,10 @@ class Security:
         now_ms = self.clock.now_ms()
         keys = self.access.keys.values()
         for key_id in session_cookie.ended_by_login(keys, credential.principal, now_ms):
-            await self._log.access.change(DeleteKey(key_id))
+            await self._broker.access.change(DeleteKey(key_id))
         until_ms = now_ms + session_cookie.LIVES_MS
         until_ms = min(until_ms, credential.expires_ms or until_ms)
-        key, _ = await self._log.access.create_key(
+        key, _ = await self._broker.access.create_key(
             credential.principal, expires_ms=until_ms, note=session_cookie.NOTE
         )
         session = session_cookie.Session(credential.key_id, key.key_id, until_ms)
@@ -365,7 +365,7 @@ class Security:
             return ""
         if CONSOLE_HEADER not in headers:
             raise CrossSite
-        await self._log.access.change(DeleteKey(claimed.session_id))
+        await self._broker.access.change(DeleteKey(claimed.session_id))
         return claimed.principal
 
     def _cookie(self, headers: Mapping[bytes, bytes]) -> str | None:
@@ -394,7 +394,7 @@ class Security:
     def _of_proof(self, principal: str, proof: tuple[str, str, int]) -> Credential | None:
         """Return a credential that is valid only while its key and session are in the state."""
         key_id, session_id, expires_ms = proof
-        if not key_id and (not principal or self._log.state.level < SIGNED_LEVEL):
+        if not key_id and (not principal or self._broker.state.level < SIGNED_LEVEL):
             return None  # the forwarding broker needs no keys, or has version 0.1
         key = self.access.keys.get(key_id)
         is_of_principal = key is not None and key.principal == principal
@@ -505,7 +505,7 @@ class Security:
 
     @property
     def access(self) -> AccessState:
-        return self._log.state.access
+        return self._broker.state.access
 
     async def refresh(self) -> None:
         """Refresh the view before a rejection, at most REFRESHES_PER_S times a second.
@@ -514,7 +514,7 @@ class Security:
         """
         if self._refreshes.throttle_s(self.clock.boot_s()) == 0:
             self._refreshes.charge(1.0)
-            await self._log.refresh()
+            await self._broker.refresh()
 
     def reserve_decision(self, caller: Caller, size: int) -> None:
         """Reserve bytes for a decision that the caller will cache.

@@ -126,7 +126,7 @@ def build_app(
     reports: Reports | None = None,
     held_members: HeldMembers | None = None,
 ) -> Application:
-    """Build the application on an open log. `routes` are served beside APP_ROUTES."""
+    """Build the application of an open broker. `routes` are served beside APP_ROUTES."""
     counters = HttpCounters() if http is None else http
     app = Application(
         routes,
@@ -141,7 +141,7 @@ def build_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.log = broker
+    app.state.broker = broker
     app.state.settings = settings
     app.state.operations = Operations.of(broker, settings.topic_defaults)
     app.state.counters = counters

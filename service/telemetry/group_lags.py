@@ -101,15 +101,15 @@ def any_topic(_: str) -> bool:
     return True
 
 
-def group_ids(log: Broker) -> list[str]:
+def group_ids(broker: Broker) -> list[str]:
     """Return the ids of all groups with members or committed offsets, first those with members.
 
     They are otherwise unsorted. This takes ~0.1 us for each id.
     """
-    with_members = {group.group_id: None for group in log.state.members if group.members}
+    with_members = {group.group_id: None for group in broker.state.members if group.members}
     return [
         *with_members,
-        *(group_id for group_id in log.state.committed_offsets if group_id not in with_members),
+        *(group_id for group_id in broker.state.committed_offsets if group_id not in with_members),
     ]
 
 
@@ -117,9 +117,9 @@ class GroupLags:
     """The lags of one group, in topics that a caller may describe. Made by `of`, for one answer."""
 
     def __init__(
-        self, log: Broker, group_id: str, times: LagTimes, may_describe: Callable[[str], bool]
+        self, broker: Broker, group_id: str, times: LagTimes, may_describe: Callable[[str], bool]
     ) -> None:
-        self._log = log
+        self._broker = broker
         self._group_id = group_id
         self._times = times
         self._may_describe = may_describe
@@ -129,7 +129,7 @@ class GroupLags:
     @classmethod
     async def of(
         cls,
-        log: Broker,
+        broker: Broker,
         group_id: str,
         times: LagTimes | None = None,
         may_describe: Callable[[str], bool] = any_topic,
@@ -138,10 +138,10 @@ class GroupLags:
 
         Takes ~0.5 us for each partition. `times` has times of sealed records.
         """
-        lags = cls(log, group_id, times or LagTimes(log), may_describe)
-        group = log.state.members.get(group_id)
+        lags = cls(broker, group_id, times or LagTimes(broker), may_describe)
+        group = broker.state.members.get(group_id)
         async for member in sliced([] if group is None else list(group.members.values())):
-            for partition in log.state.members.partitions_of(member):
+            for partition in broker.state.members.partitions_of(member):
                 if partition not in lags._readers:
                     lags._read.setdefault(partition.topic_id, []).append(partition.partition)
                 lags._readers[partition] = member
@@ -152,8 +152,8 @@ class GroupLags:
 
         In all topics, the partitions that have a committed offset or that a member reads.
         """
-        committed = self._log.state.committed_offsets.of_group(self._group_id)
-        topics = map(self._log.state.topic_of_id, list(committed.keys() | self._read.keys()))
+        committed = self._broker.state.committed_offsets.of_group(self._group_id)
+        topics = map(self._broker.state.topic_of_id, list(committed.keys() | self._read.keys()))
         named = sorted((topic.name, topic.topic_id) for topic in topics if topic is not None)
         for name, topic_id in named:
             if start_key is not None and name < start_key[0]:
@@ -170,7 +170,9 @@ class GroupLags:
     def _lag(self, topic: Topic, number: int) -> Lag | None:
         topic_id_partition = TopicIdPartition(topic.topic_id, number)
         partition, reader = topic.partitions[number], self._readers.get(topic_id_partition)
-        offsets = self._log.state.committed_offsets.of_group(self._group_id).get(topic.topic_id, {})
+        offsets = self._broker.state.committed_offsets.of_group(self._group_id).get(
+            topic.topic_id, {}
+        )
         committed, end_offset = offsets.get(number), partition.high_watermark
         if committed is not None:
             offset = committed.offset
@@ -188,12 +190,12 @@ class GroupLags:
 
     async def slices(self) -> AsyncIterator[list[Lag]]:
         """Yield all lags, at most LAGS_AT_ONCE in a list."""
-        committed, slices = self._log.state.committed_offsets, Slices()
+        committed, slices = self._broker.state.committed_offsets, Slices()
         for topic_id in list(committed.of_group(self._group_id).keys() | self._read.keys()):
             numbers = list(self._numbers(topic_id))
             for first in range(0, len(numbers), LAGS_AT_ONCE):
                 await slices.pause()
-                topic = self._log.state.topic_of_id(topic_id)  # it may be deleted meanwhile
+                topic = self._broker.state.topic_of_id(topic_id)  # it may be deleted meanwhile
                 if topic is None or not self._may_describe(topic.name):
                     break
                 batch = numbers[first : first + LAGS_AT_ONCE]
@@ -218,7 +220,7 @@ class GroupLags:
 
     def _numbers(self, topic_id: str) -> Collection[int]:
         """Return the topic's partitions with a committed offset or with a member that reads."""
-        committed = self._log.state.committed_offsets.of_group(self._group_id).get(topic_id, {})
+        committed = self._broker.state.committed_offsets.of_group(self._group_id).get(topic_id, {})
         read = self._read.get(topic_id, ())
         return committed.keys() | read if read else committed.keys()
 
@@ -250,23 +252,23 @@ class LagTotals:
         """By group and topic, for the first HISTORIES_MAX pairs."""
         self.times = LagTimes(broker)
         self._unread: list[Unread] = []
-        self._log = broker
+        self._broker = broker
         self._lock = asyncio.Lock()
         self._rests_until_s = 0.0
 
     async def refresh(self) -> None:
         """Read all lags, unless the time after the last reading (REST_S) has not passed yet."""
         async with self._lock:
-            if self._log.clock.boot_s() < self._rests_until_s:
+            if self._broker.clock.boot_s() < self._rests_until_s:
                 return
-            totals = LagTotals(self._log)
-            async for group_id in sliced(group_ids(self._log)):
-                await totals._add(group_id, await GroupLags.of(self._log, group_id, self.times))
+            totals = LagTotals(self._broker)
+            async for group_id in sliced(group_ids(self._broker)):
+                await totals._add(group_id, await GroupLags.of(self._broker, group_id, self.times))
             self._unread = totals._unread
             self.partitions, self.series = totals.partitions, totals.series
             self.groups, self.topics = totals.groups, totals.topics
             if self.partitions > FEW_PARTITIONS:
-                self._rests_until_s = self._log.clock.boot_s() + REST_S * self.partitions
+                self._rests_until_s = self._broker.clock.boot_s() + REST_S * self.partitions
 
     async def refresh_and_look(self) -> None:
         """Read all lags, then some sealed records for lags in seconds, for one request."""

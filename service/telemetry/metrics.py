@@ -211,7 +211,7 @@ class Telemetry:
         maintenance: MaintenanceCounters | None = None,
         worker: Worker | None = None,
     ) -> None:
-        self._log = broker
+        self._broker = broker
         self._http = http
         self._worker = worker
         self.maintenance = maintenance or MaintenanceCounters()
@@ -236,9 +236,9 @@ class Telemetry:
     async def text(self) -> bytes:
         """Return the metrics of this process.
 
-        Call it on the log's event loop; other callbacks run after each SAMPLES_AT_ONCE samples.
+        Call it on the broker's event loop; other callbacks run after each SAMPLES_AT_ONCE samples.
         """
-        self._http.keep_topics(self._log.state.topics)
+        self._http.keep_topics(self._broker.state.topics)
         with contextlib.suppress(TimeoutError):  # then the lags are of the last reading
             async with asyncio.timeout(LAGS_WAIT_S):
                 await self.lags.refresh()

@@ -170,7 +170,7 @@ class RateSampler:
         self.lags = self._telemetry.lags
         self._signs = SignSampler(broker)
         self._ack_labels = ack_labels
-        self._log = broker
+        self._broker = broker
         self._http = http
         self._version = version
         self._worker = worker
@@ -185,7 +185,7 @@ class RateSampler:
         """Record a step at the end of each STEP_S, until cancelled."""
         for count in itertools.count(1):
             step_ms = STEP_S * 1000
-            await asyncio.sleep((step_ms - self._log.clock.now_ms() % step_ms) / 1000)
+            await asyncio.sleep((step_ms - self._broker.clock.now_ms() % step_ms) / 1000)
             with surviving(log, "a step of the rates"):
                 await self.lags.refresh()
                 self.step()
@@ -193,10 +193,10 @@ class RateSampler:
                     await self._others()
                 await self._telemetry.shares.step()
                 await self.lags.look(LOOKS_A_STEP)
-                await self._telemetry.maintenance.stored(self._log).refresh()
+                await self._telemetry.maintenance.stored(self._broker).refresh()
 
     def step(self) -> None:
-        number = round(self._log.clock.now_ms() / (STEP_S * 1000))
+        number = round(self._broker.clock.now_ms() / (STEP_S * 1000))
         sample = self._sample()
         self._steps.append(sample.since(self._samples[-1], number))
         self._samples.append(sample)
@@ -219,7 +219,7 @@ class RateSampler:
         return sorted(other_rates, key=lambda rates: rates.name)
 
     def _remember(self, other_rates: Iterable[BrokerRates]) -> None:
-        now_s, remembered = self._log.clock.boot_s(), self._remembered
+        now_s, remembered = self._broker.clock.boot_s(), self._remembered
         for rates in other_rates:
             remembered.pop(rates.id, None)
             remembered[rates.id] = AbsentBroker(rates, now_s)
@@ -235,8 +235,8 @@ class RateSampler:
         return [broker for broker in self._remembered.values() if broker.rates.id not in ids]
 
     def own(self) -> BrokerRates:
-        now, stats = self._sample(), self._log.stats()
-        me, _, sequencer, _ = members = self._log.cluster.members()
+        now, stats = self._sample(), self._broker.stats()
+        me, _, sequencer, _ = members = self._broker.cluster.members()
         return BrokerRates(
             id=me.id,
             name=me.name,
@@ -248,7 +248,7 @@ class RateSampler:
             worker=self._worker,
             is_sequencer=members.is_sequencer,
             sequencer=sequencer.name,
-            wal_seq=self._log.state.seq,
+            wal_seq=self._broker.state.seq,
             view_age_s=min(stats.view_age_s, 1e9),
             buffered_bytes=stats.buffered_bytes,
             buffered_bytes_max=stats.buffered_bytes_max,
@@ -276,7 +276,7 @@ class RateSampler:
         for topic, past in past_by_topic.items():
             behind = dict(past)
             topics[topic] = [behind.get(number) for number in steps]
-        end_ms = numbers[-1] * STEP_S * 1000 if numbers else self._log.clock.now_ms()
+        end_ms = numbers[-1] * STEP_S * 1000 if numbers else self._broker.clock.now_ms()
         return LagHistory(STEP_S * 1000, end_ms, topics)
 
     def _look_at_lags(self, number: int) -> None:
@@ -292,7 +292,7 @@ class RateSampler:
             del self._lags[key]
 
     def _sample(self) -> _Sample:
-        http, stats = self._http, self._log.stats()
+        http, stats = self._http, self._broker.stats()
         requests = {} if stats.store is None else stats.store.requests
         acks = [0] * (len(SECONDS) + 1)
         latencies = [http.latencies.get(route) for route in self._ack_labels]
@@ -314,7 +314,7 @@ class RateSampler:
             requests.get("delete", 0),
             stats.cold_reads,
         ]
-        return _Sample(self._log.clock.boot_s(), values, acks)
+        return _Sample(self._broker.clock.boot_s(), values, acks)
 
 
 def _has_our_counters(rates: BrokerRates) -> bool:
