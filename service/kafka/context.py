@@ -42,13 +42,14 @@ class Context:
     def __init__(
         self,
         broker: Broker,
+        operations: Operations,
         settings: RequestSettings,
         traffic: HttpCounters,
         threads: UnpackThreads,
     ) -> None:
         self.broker = broker
         self.batches = broker.kafka
-        self.operations = Operations.of(broker, settings.topic_defaults)
+        self.operations = operations
         self.settings = settings
         self.counters = traffic.kafka
         self.traffic = traffic

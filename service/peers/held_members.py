@@ -17,24 +17,27 @@ log = logging.getLogger("tidelog.groups")
 
 
 class HeldMembers:
-    """Finds the held members of a group, here or at the broker that coordinates it."""
+    """Finds the held members of a group, here or at the broker that coordinates it.
+
+    One per broker. Without a `forwarder`, the broker has no peers and coordinates all groups.
+    """
 
     def __init__(self, groups: RestGroups, forwarder: Forwarder | None) -> None:
-        self._groups = groups
-        self._forwarder = forwarder
+        self.groups = groups
+        self.forwarder = forwarder
 
     def here(self, group_id: str) -> bytes:
         """Return the held members of a group that this broker coordinates, encoded for `of`."""
-        return msgspec.json.encode(self._groups.members.held(group_id))
+        return msgspec.json.encode(self.groups.members.held(group_id))
 
     async def of(self, group_id: str, rights: CallerRights) -> list[HeldMember] | None:
         """Return the held members of a group. If its coordinator does not answer, return None."""
-        coordinator = self._groups.coordinator.other_broker_of(group_id)
-        if self._forwarder is None or coordinator is None:
-            return self._groups.members.held(group_id)
+        coordinator = self.groups.coordinator.other_broker_of(group_id)
+        if self.forwarder is None or coordinator is None:
+            return self.groups.members.held(group_id)
         try:
             path = f"/consumers/{group_id}/held-members"
-            answer = await self._forwarder.get(rights, coordinator, path)
+            answer = await self.forwarder.get(rights, coordinator, path)
             return msgspec.json.decode(answer, type=list[HeldMember])
         except (Unreached, LogError, msgspec.MsgspecError) as error:
             log.info("held members of group %s are unknown: %s", group_id, error)

@@ -38,10 +38,9 @@ from tidelog.service.http.request import (
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.memory_pool import Share
-from tidelog.service.operations.groups import GroupOperations
-from tidelog.service.operations.records import RecordOperations
+from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.rights import DESCRIBE_TOPIC, FETCH, JOIN_GROUP, Right
-from tidelog.service.peers.forwarding import ForwardedCall, Forwarder, Unreached
+from tidelog.service.peers.forwarding import ForwardedCall, Unreached
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.fetch import ENCODE_INLINE_BYTES, Fetch
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, address_of, rights_of
@@ -60,7 +59,6 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.member_reads import Read
-from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.groups.rest_members import MemberSession
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.committed_offsets import check_group_id
@@ -103,18 +101,18 @@ class ConsumerHandlers:
         self,
         broker: Broker,
         settings: RequestSettings,
-        consumers: RestGroups,
+        operations: Operations,
+        held_members: HeldMembers,
         fetch: Fetch,
-        forwarder: Forwarder | None = None,
     ) -> None:
-        self._held_members = HeldMembers(consumers, forwarder)
-        self._forwarder = forwarder
+        self._held_members = held_members
+        self._forwarder = held_members.forwarder
         self._broker = broker
         self._settings = settings
-        self._consumers = consumers
+        self._consumers = held_members.groups
         self._fetch = fetch
-        self._groups = GroupOperations(broker)
-        self._records = RecordOperations(broker)
+        self._groups = operations.groups
+        self._records = operations.records
 
     def bound(self, route: Route) -> Handler:
         """Return the handler of a route for requests of clients."""

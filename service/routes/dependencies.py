@@ -94,7 +94,7 @@ async def required_security(request: Request) -> Security:
 
 async def operations_of_broker(request: Request) -> Operations:
     """Return the broker's operations."""
-    operations: Operations = request.app.state.operations
+    operations: Operations = request.app.operations
     return operations
 
 

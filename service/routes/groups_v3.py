@@ -381,7 +381,7 @@ async def list_groups(
 
 async def get_group(request: Request, group: PathGroup) -> GroupDescription:
     """A group, and its held members: clients whose next join must wait."""
-    held_members: HeldMembers = request.app.state.held_members
+    held_members: HeldMembers = request.app.held_members
     members = await held_members.of(group.group_id, group.rights)
     return group.make.description(members)
 

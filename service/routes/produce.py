@@ -138,12 +138,13 @@ class Produce:
     def __init__(
         self,
         broker: Broker,
+        topics: TopicOperations,
         settings: RequestSettings,
         counters: HttpCounters,
         threads: UnpackThreads,
     ) -> None:
         self._broker = broker
-        self._topics = TopicOperations(broker, settings.topic_defaults)
+        self._topics = topics
         self._settings = settings
         self._counters = counters
         self._threads = threads

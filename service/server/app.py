@@ -79,11 +79,20 @@ class Application(FastAPI):
     """The routes that FastAPI declares: APP_ROUTES and `more_routes`.
 
     The router (service.server.router) finds the route of a request and calls its handler, so
-    FastAPI neither matches nor answers errors. The OpenAPI document has the hot routes, too.
+    FastAPI neither matches nor answers errors. The OpenAPI document has the hot routes, too. The
+    handlers of the hot routes use the same `operations` and `held_members`.
     """
 
-    def __init__(self, more_routes: Sequence[Route] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        held_members: HeldMembers,
+        more_routes: Sequence[Route] = (),
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        self.operations = operations
+        self.held_members = held_members
         routes = [*_APP_ROUTES, *((route, _api_route(route)) for route in more_routes)]
         self.router.routes += [api_route for _, api_route in routes]
         self.handlers = [(pair[0], DeclaredRoute(self, *pair).serve) for pair in routes]
@@ -124,11 +133,17 @@ def build_app(
     routes: Sequence[Route] = (),
     security: Security | None = None,
     reports: Reports | None = None,
+    operations: Operations | None = None,
     held_members: HeldMembers | None = None,
 ) -> Application:
-    """Build the application of an open broker. `routes` are served beside APP_ROUTES."""
+    """Build the application of an open broker. `routes` are served beside APP_ROUTES.
+
+    By default, the broker has no peers. Then it coordinates all groups.
+    """
     counters = HttpCounters() if http is None else http
     app = Application(
+        operations or Operations.of(broker, settings.topic_defaults),
+        held_members or HeldMembers(broker.groups.rest, None),
         routes,
         title="tidelog",
         version=VERSION,
@@ -143,11 +158,9 @@ def build_app(
     )
     app.state.broker = broker
     app.state.settings = settings
-    app.state.operations = Operations.of(broker, settings.topic_defaults)
     app.state.counters = counters
     app.state.security = security
     app.state.reports = reports or Reports.of(broker, counters)
-    app.state.held_members = held_members or HeldMembers(broker.groups.rest, None)
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()

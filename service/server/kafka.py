@@ -32,8 +32,6 @@ from tidelog.service.security.authenticator import Security
 from tidelog.service.security.certificates import ServerCertificate
 from tidelog.service.settings.kafka import KafkaSettings, address_of
 from tidelog.service.settings.requests import RequestSettings
-from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.codec.checksum import crc32c
@@ -87,16 +85,12 @@ class KafkaServer:
 
     def __init__(
         self,
-        settings: RequestSettings,
-        broker: Broker,
-        counters: HttpCounters,
+        context: Context,
         security: Security | None,
         named: KafkaListener,
-        threads: UnpackThreads,
         certificate: ServerCertificate | None,
         handshakes: Handshakes,
     ) -> None:
-        context = Context(broker, settings, counters, threads)
         self.routing = Routing(context, named)
         handlers = (
             KafkaProduce(context),
@@ -116,8 +110,8 @@ class KafkaServer:
             asyncio.get_running_loop(),
             context,
             table(apis),
-            counters.kafka.admission,
-            RequestMemory(settings.buffer_bytes_max),
+            context.counters.admission,
+            RequestMemory(context.settings.buffer_bytes_max),
             security,
             UnsentAnswers(UNSENT_ALL_BYTES_MAX),
             handshakes.turns,

@@ -34,7 +34,9 @@ from tidelog.service.http.request import BodyMemory, HttpRequest, HttpResponse, 
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
 from tidelog.service.http.urls import clean_path
-from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, Forwarder
+from tidelog.service.operations.operations import Operations
+from tidelog.service.peers.forwarding import Forwarded, ForwardedCall
+from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes import (
     acls_v3,
     cluster_v3,
@@ -66,7 +68,6 @@ from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
@@ -132,6 +133,12 @@ class DeclaredRoutes(Protocol):
 
     @property
     def handlers(self) -> Iterable[tuple[Route, Handler]]: ...
+
+    @property
+    def operations(self) -> Operations: ...
+
+    @property
+    def held_members(self) -> HeldMembers: ...
 
 
 class Target(NamedTuple):
@@ -217,7 +224,7 @@ class PathNode:
 class Router:
     """The ASGI application of one broker process, which also answers errors.
 
-    `app` has the handlers of the routes that are not hot.
+    `app` has the handlers of the routes that are not hot, and what all handlers share.
     """
 
     def __init__(
@@ -226,8 +233,6 @@ class Router:
         broker: Broker,
         settings: Settings,
         counters: HttpCounters,
-        instances: RestGroups,
-        forwarder: Forwarder | None = None,
         security: Security | None = None,
         threads: UnpackThreads | None = None,
     ) -> None:
@@ -246,9 +251,9 @@ class Router:
         self.counters = counters
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers, threads)
         follower = topic_follower.TopicFollower(broker, fetcher)
-        producer = produce.Produce(broker, settings, counters, threads)
+        producer = produce.Produce(broker, app.operations.topics, settings, counters, threads)
         self.consumers = consumer_instances.ConsumerHandlers(
-            broker, settings, instances, fetcher, forwarder
+            broker, settings, app.operations, app.held_members, fetcher
         )
         self.forwarded = Forwarded(self._serve_for_peer)
         """Serves the requests that other brokers forward to this one."""

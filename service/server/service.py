@@ -21,6 +21,8 @@ from tidelog.service.http.handshakes import HANDSHAKES_BYTES_MAX, Handshakes
 from tidelog.service.http.loop_turns import Turns
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections.listener import limits_of as kafka_limits
+from tidelog.service.kafka.context import Context
+from tidelog.service.operations.operations import Operations
 from tidelog.service.peers.client import METRICS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.held_members import HeldMembers
@@ -124,16 +126,11 @@ class Service:
         self.advertised = kafka_server.advertised(settings, ports.kafka, broker, ports.worker)
         """The listener for Kafka clients, if there is one, as the liveness object names it."""
         self.kafka: kafka_server.KafkaServer | None = None
+        operations = Operations.of(broker, settings.topic_defaults)
         for listener in self.advertised:
+            context = Context(broker, operations, settings, self.counters, threads)
             self.kafka = kafka_server.KafkaServer(
-                settings,
-                broker,
-                self.counters,
-                security,
-                listener,
-                threads,
-                ports.tls.clients,
-                self.handshakes,
+                context, security, listener, ports.tls.clients, self.handshakes
             )
         self.reports = Reports.of(
             broker,
@@ -147,6 +144,7 @@ class Service:
         closing.push_async_callback(self.reports.compactions.close, BACKGROUND_STOP_S)
         kind = Router if traces is None else traces.router()
         forwarder = Forwarder(GroupPeers(broker.cluster.members, peers))
+        held_members = HeldMembers(broker.groups.rest, forwarder)
         self.app = kind(
             build_app(
                 broker,
@@ -154,13 +152,12 @@ class Service:
                 http=self.counters,
                 security=security,
                 reports=self.reports,
-                held_members=HeldMembers(broker.groups.rest, forwarder),
+                operations=operations,
+                held_members=held_members,
             ),
             broker,
             settings,
             self.counters,
-            broker.groups.rest,
-            forwarder,
             security,
             threads,
         )

@@ -72,7 +72,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 def routed(app: Application) -> Router:
     """The application as a broker serves it, with the hot routes."""
     log = app.state.broker
-    return Router(app, log, Settings(store="memory://"), app.state.counters, log.groups.rest)
+    return Router(app, log, Settings(store="memory://"), app.state.counters)
 
 
 @pytest.fixture

@@ -108,15 +108,12 @@ class Cluster:
         others = Rendezvous(name, lambda: self.network.apps, lambda: name in self.leaving)
         consumers = RunningGroups(log, others)
         counters = HttpCounters()
-        forwarder = Forwarder(self.network)
-        held_members = HeldMembers(consumers, forwarder)
+        held_members = HeldMembers(consumers, Forwarder(self.network))
         app = Router(
             build_app(log, http=counters, held_members=held_members),
             log,
             Settings(store="memory://"),
             counters,
-            consumers,
-            forwarder,
         )
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
         client = httpx.AsyncClient(transport=transport, base_url="http://tide:8082")

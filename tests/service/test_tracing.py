@@ -46,7 +46,7 @@ async def traced() -> AsyncIterator[Traced]:
     log = await Broker.open(store, QUIET, clock=clock, name="b", observer=traces)
     await log.topics.create("t", 1, {})
     counters, settings = HttpCounters(), Settings(store="memory://")
-    app = traces.router()(build_app(log, http=counters), log, settings, counters, log.groups.rest)
+    app = traces.router()(build_app(log, http=counters), log, settings, counters)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tide") as http:
         made = Traced(log, http, traces, exporter)
