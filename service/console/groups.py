@@ -1,6 +1,7 @@
 """The list of groups with their lag, and the history of a group's lag."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from fastapi import Request
 from pydantic import BaseModel, Field
@@ -59,20 +60,24 @@ async def list_group_summaries(
     """List every group that the caller may describe, with its members and its lag."""
     totals: LagTotals = request.app.state.reports.telemetry.lags
     await totals.refresh_and_look()
+    lags_of = partial(operations.groups.lags, rights, times=totals.times)
 
     def summary(group_id: str) -> Awaitable[GroupSummary] | None:
         if not operations.groups.is_shown(rights, group_id):
             return None
-        return _group(broker, group_id, operations.groups.lags(rights, group_id, totals.times))
+        return _group(broker, group_id, lags_of)
 
     ids = await in_order(group_ids(broker), page.key(str))
     listing: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
     return listing
 
 
-async def _group(broker: Broker, group_id: str, lags: Awaitable[GroupLags]) -> GroupSummary:
+async def _group(
+    broker: Broker, group_id: str, lags_of: Callable[[str], Awaitable[GroupLags]]
+) -> GroupSummary:
     group = broker.state.members.get(group_id)
-    behind = await (await lags).summary()
+    lags = await lags_of(group_id)
+    behind = await lags.summary()
     return GroupSummary(
         consumer_group_id=group_id,
         state=state_of(group),

@@ -99,7 +99,7 @@ class GroupOperations:
     async def lags(self, rights: CallerRights, group_id: str, times: LagTimes) -> GroupLags:
         """Return the lags of the group in topics that the caller may describe."""
         may_describe = partial(DESCRIBE_TOPIC.is_granted, rights)
-        return await GroupLags.of(self._broker, group_id, times, may_describe)
+        return await GroupLags.of(self._broker, group_id, may_describe, times)
 
     def _shown_topic(self, rights: CallerRights, topic_id: str) -> Topic | None:
         topic = self._broker.state.topic_of_id(topic_id)

@@ -49,7 +49,7 @@ from tidelog.service.routes.group_resources_v3 import (
 )
 from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import in_order, sliced
-from tidelog.service.telemetry.group_lags import GroupLags, group_ids
+from tidelog.service.telemetry.group_lags import GroupLags, any_topic, group_ids
 from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
@@ -204,7 +204,8 @@ async def list_group_offsets(
         offset = operations.groups.committed_offset(rights, consumer_group_id, partition)
         return None if offset is None else _offset(partition, offset.offset, offset.metadata)
 
-    keys = (await GroupLags.of(broker, consumer_group_id)).in_order(page.position(str, int))
+    lags = await GroupLags.of(broker, consumer_group_id, any_topic)
+    keys = lags.in_order(page.position(str, int))  # `committed` returns what the caller may see
     shell = _offset_list(make, consumer_group_id)
     response: GroupOffsetList = await answer_page(page, shell, keys, committed)
     return response

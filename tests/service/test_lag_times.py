@@ -11,7 +11,7 @@ import pytest
 from tests.service.conftest import Broker as Served
 from tests.support.clock import ManualClock
 from tests.support.records import rows
-from tidelog.service.telemetry.group_lags import GroupLags, LagTotals
+from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, any_topic
 from tidelog.service.telemetry.lag_times import LagTimes, Unread
 from tidelog.service.telemetry.partition_shares import WINDOW_S, PartitionShares, hottest
 from tidelog.storage.broker import Broker
@@ -59,7 +59,7 @@ async def test_age_of_sealed_record_is_unknown_until_it_is_read(log: Broker) -> 
     await times.look([Unread("gone", 0, 0), Unread("t", 7, 0), Unread("t", 0, 1)], 1)
     assert times.seconds(topic, 0, 1) == pytest.approx(5.0, abs=0.5)
     assert times.seconds(topic, 0, 0) is None
-    lags = await GroupLags.of(log, "g", times)
+    lags = await GroupLags.of(log, "g", any_topic, times)
     assert (await lags.summary()).seconds == pytest.approx(5.0, abs=0.5)
 
 
