@@ -33,18 +33,17 @@ class ConfigOperations:
         """Whether the caller may describe the configs of a topic."""
         return DESCRIBE_CONFIGS.is_granted(rights, topic)
 
-    async def of_topic(self, rights: CallerRights, name: str) -> Topic:
-        """Return a topic whose configs the caller may describe, as the view has it.
+    async def check_topic_description(self, rights: CallerRights, name: str) -> None:
+        """Raise Forbidden unless the caller may describe the configs of a topic.
 
-        Raises Forbidden, UnknownTopic.
+        If the view does not have the topic, raise UnknownTopic.
         """
         await DESCRIBE_CONFIGS.check(rights, name)
-        return self._broker.state.topic(name)
+        self._broker.state.topic(name)
 
-    async def defaults(self, rights: CallerRights) -> TopicDefaults:
-        """Return the cluster's defaults, as the view has them. Raises Forbidden."""
+    async def check_defaults_description(self, rights: CallerRights) -> None:
+        """Raise Forbidden unless the caller may describe the cluster's defaults."""
         await DESCRIBE_DEFAULTS.check(rights)
-        return self._broker.state.defaults
 
     async def check_alteration(self, rights: CallerRights) -> None:
         """Raise Forbidden unless the caller may alter the defaults, which the request leaves."""

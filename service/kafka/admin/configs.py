@@ -191,9 +191,9 @@ class Configs:
         """Raise an error if the resource or its type is unknown, or the client may not see it."""
         kind, name = resource.resource_type, resource.resource_name
         if kind == OF_TOPIC:
-            await self._operations.of_topic(call.rights, name)
+            await self._operations.check_topic_description(call.rights, name)
             return
-        await self._operations.defaults(call.rights)
+        await self._operations.check_defaults_description(call.rights)
         if kind == OF_BROKER:
             self._check_node(name)
         elif kind not in (OF_CLIENT_METRICS, OF_GROUP):

@@ -214,12 +214,12 @@ OPERATIONS = {
         topic_rights(DESCRIBE_CONFIGS),
         denied=False,
     ),
-    "configs.of_topic": reading(
-        lambda ops, change, _: ops.configs.of_topic(change.rights, "t"),
+    "configs.check_topic_description": reading(
+        lambda ops, change, _: ops.configs.check_topic_description(change.rights, "t"),
         topic_rights(DESCRIBE_CONFIGS),
     ),
-    "configs.defaults": reading(
-        lambda ops, change, _: ops.configs.defaults(change.rights),
+    "configs.check_defaults_description": reading(
+        lambda ops, change, _: ops.configs.check_defaults_description(change.rights),
         cluster_right(DESCRIBE_CONFIGS),
     ),
     "configs.check_alteration": reading(
