@@ -140,20 +140,22 @@ class GroupOperations:
         change: Change,
         group_id: str,
         topics: Sequence[str],
-        reset_of: Callable[[], Awaitable[tuple[Sequence[TopicPartition], NewOffset]]],
+        partitions_of: Callable[[], Awaitable[Sequence[TopicPartition]]],
+        new_offset: NewOffset,
         *,
         validate_only: bool = False,
     ) -> dict[TopicPartition, int]:
         """Commit offsets of a group without active members, all or none.
 
-        `topics` are those that the request names. `reset_of` returns the partitions, and the
-        function for their offsets. Return the new offsets. Raises Forbidden, QuotaExceeded,
-        InvalidRequest, GroupNotEmpty, the errors of the two functions, and those of a commit.
+        `topics` are those that the request names. `partitions_of` returns the partitions in the
+        newest state, and `new_offset` is called for each of them. Return the new offsets. Raises
+        Forbidden, QuotaExceeded, InvalidRequest, GroupNotEmpty, the errors of the two functions,
+        and those of a commit.
         """
         await begin(self._broker, change, JOIN_GROUP, group_id)
         self._check_reset(group_id)
         await FETCH.check_all(change.rights, topics)
-        partitions, new_offset = await reset_of()
+        partitions = await partitions_of()
         await FETCH.check_all(change.rights, [partition.topic for partition in partitions])
         slices, offsets = Slices(), dict[TopicPartition, int]()
         for partition in partitions:

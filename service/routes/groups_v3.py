@@ -56,7 +56,6 @@ from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
 from tidelog.storage.core.errors import UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
-from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.group_state import GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
@@ -227,16 +226,16 @@ async def reset_group_offsets(
     share partitions.
     """
     broker = broker_of(request)
-
-    async def reset_of() -> tuple[list[TopicPartition], NewOffset]:
-        partitions = await _partitions(broker, consumer_group_id, body)
-        return partitions, await _new_offset(broker, consumer_group_id, body)
-
     topics = [offset.topic_name for offset in body.offsets or ()]
     if body.topic_name is not None:
         topics.insert(0, body.topic_name)
     new_offsets = await operations.groups.reset_offsets(
-        change, consumer_group_id, topics, reset_of, validate_only=body.validate_only
+        change,
+        consumer_group_id,
+        topics,
+        partial(_partitions, broker, consumer_group_id, body),
+        await _new_offset(broker, consumer_group_id, body),
+        validate_only=body.validate_only,
     )
     shell = _offset_list(make, consumer_group_id)
     reset: GroupOffsetList = await answer_page(
@@ -270,14 +269,14 @@ def _within(broker: Broker, topic_partition: TopicPartition, offset: int) -> int
     return min(max(offset, partition.log_start_offset), partition.high_watermark)
 
 
-def _shifted(
-    broker: Broker,
-    partition: TopicPartition,
-    committed: CommittedOffset | None,
-    shift_by: int | None,
+async def _shifted(
+    broker: Broker, group_id: str, shift_by: int | None, partition: TopicPartition
 ) -> int:
     if shift_by is None:
         raise InvalidBody("shift_by is missing")
+    topic = broker.state.topic(partition.topic)
+    offsets = broker.state.committed_offsets.of_group(group_id).get(topic.topic_id, {})
+    committed = offsets.get(partition.partition)
     if committed is None:
         raise InvalidBody(f"{partition} has no committed offset to shift: name other partition_ids")
     return _within(broker, partition, committed.offset + shift_by)
@@ -329,12 +328,7 @@ async def _new_offset(broker: Broker, group_id: str, body: Reset) -> NewOffset:
 
         return requested
     if body.to == "SHIFT":
-        committed = broker.groups.committed_offsets(group_id)
-
-        async def shifted(partition: TopicPartition) -> int:
-            return _shifted(broker, partition, committed.get(partition), body.shift_by)
-
-        return shifted
+        return partial(_shifted, broker, group_id, body.shift_by)
     return partial(_target, broker, body)
 
 

@@ -13,7 +13,6 @@ from tests.support.logs import MANUAL, append, closing, opened
 from tidelog.service.operations import rights as declared_rights
 from tidelog.service.operations.change_request import Change
 from tidelog.service.operations.configs import ConfigTexts
-from tidelog.service.operations.groups import NewOffset
 from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.rights import Right
 from tidelog.service.operations.topics import NewTopic, UnknownTopicId
@@ -147,11 +146,12 @@ async def partitions_of_t(topic: Topic) -> list[TopicIdPartition]:
     return [TopicIdPartition(topic.topic_id, 0)]
 
 
-async def reset_to_one() -> tuple[list[TopicPartition], NewOffset]:
-    async def new_offset(_: TopicPartition) -> int:
-        return 1
+async def partitions_to_reset() -> list[TopicPartition]:
+    return [TopicPartition("t", 0)]
 
-    return [TopicPartition("t", 0)], new_offset
+
+async def offset_one(_: TopicPartition) -> int:
+    return 1
 
 
 async def shown_partitions(ops: Operations, rights: CallerRights, topic: Topic) -> object:
@@ -303,7 +303,9 @@ OPERATIONS = {
         (group_right(DELETE),),
     ),
     "groups.reset_offsets": Operation(
-        lambda ops, change, _: ops.groups.reset_offsets(change, "g", [], reset_to_one),
+        lambda ops, change, _: ops.groups.reset_offsets(
+            change, "g", [], partitions_to_reset, offset_one
+        ),
         (group_right(READ) | topic_rights(READ),),
     ),
     "records.reserve_producer_id": reading(
