@@ -173,9 +173,15 @@ class Context:
 
     async def group_refusal(self, api: str, client: ApiClient, right: Right, group_id: str) -> Code:
         """Return the code if the group's id is invalid or the client lacks the right, else NONE."""
-        if check_group_id(group_id) is not None:
-            return self.refusal(api, Code.INVALID_GROUP_ID)
+        if code := self.group_id_refusal(api, group_id):
+            return code
         return await self.right_refusal(api, client, right, group_id)
+
+    def group_id_refusal(self, api: str, group_id: str) -> Code:
+        """Return the code if the group's id is invalid, else NONE."""
+        if check_group_id(group_id) is None:
+            return Code.NONE
+        return self.refusal(api, Code.INVALID_GROUP_ID)
 
     # -- the audit log
 

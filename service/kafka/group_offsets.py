@@ -17,7 +17,6 @@ from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessag
 from tidelog.service.kafka.wide_answers import answered
 from tidelog.service.operations.groups import UnknownGroup
 from tidelog.service.operations.rights import (
-    DELETE_GROUP,
     DESCRIBE_GROUP,
     DESCRIBE_TOPIC,
     FETCH,
@@ -365,7 +364,7 @@ class KafkaGroupOffsets:
                 answers.append(await self._deleted(asked_topic, subscribed, client, partitions))
             return partitions
 
-        code = await context.group_refusal(api, client, DELETE_GROUP, group_id)
+        code = context.group_id_refusal(api, group_id)
         if not code:
             deletion = context.operations.groups.delete_offsets(call, group_id, partitions_of)
             code = await call.code(deletion)
