@@ -6,7 +6,7 @@ users as markup. The Content-Security-Policy enforces both: it forbids other ori
 scripts.
 
 The files are public and the same in all installations. The data comes from the API, which requires
-a login if security is on (service.routes.keys).
+a login if security is on (service.routes.login).
 """
 
 import gzip

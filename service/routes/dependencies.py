@@ -56,6 +56,14 @@ CHANGE_ERRORS = {
     504: "the outcome is unknown: check the state before you try again",
 }
 CREATE_ERRORS = {**CHANGE_ERRORS, 400: "the topic exists, or a name or config is invalid"}
+SECURITY_ERRORS = {
+    400: "40002: security is off, or a value is invalid",
+    401: "40101: no valid key",
+    403: "40301: the key's principal is not authorized",
+    503: ERRORS[503],
+}
+"""The errors of routes of keys, quotas and the login."""
+SECURITY_LABEL = "security"
 
 # -- the broker
 

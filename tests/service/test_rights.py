@@ -30,7 +30,7 @@ from tidelog.service import console as console_package
 from tidelog.service import routes as routes_package
 from tidelog.service.http.media_types import ARROW, EVENT_STREAM, JSON_V2_TYPES, NDJSON
 from tidelog.service.http.route import V3, Permission, RouteAccess
-from tidelog.service.routes import keys
+from tidelog.service.routes import login
 from tidelog.service.security.authenticator import READING
 from tidelog.service.security.caller import Forbidden, rights_of
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
@@ -331,13 +331,13 @@ def test_wrong_login_takes_second_and_right_one_does_not() -> None:
         loop = asyncio.get_running_loop()
         async with secured(MemoryStore()) as broker:
             for key, status, least_s in (
-                ("w" * 40, 401, keys.WRONG_LOGIN_S),
+                ("w" * 40, 401, login.WRONG_LOGIN_S),
                 (ADMIN["authorization"].removeprefix("Bearer "), 200, 0.0),
             ):
                 started_s = loop.time()
                 answer = await broker.http.post("/tidelog/v1/login", json={"key": key})
                 assert answer.status_code == status
-                assert least_s <= loop.time() - started_s < least_s + keys.WRONG_LOGIN_S
+                assert least_s <= loop.time() - started_s < least_s + login.WRONG_LOGIN_S
 
     run(main)
 
