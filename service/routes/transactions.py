@@ -79,17 +79,22 @@ class Transactions:
     """The route of transactions. One per broker."""
 
     def __init__(
-        self, broker: Broker, settings: RequestSettings, produce: Produce, counters: HttpCounters
+        self,
+        broker: Broker,
+        records: RecordOperations,
+        settings: RequestSettings,
+        produce: Produce,
+        counters: HttpCounters,
     ) -> None:
-        self._log = broker
+        self._broker = broker
         self._settings = settings
         self._produce = produce
         self._counters = counters
-        self._records = RecordOperations(broker)
+        self._records = records
 
     async def transact(self, call: HttpRequest, cluster: str) -> HttpResponse:
         """Commit a transaction."""
-        check_cluster(cluster, self._log.identity.cluster_id)
+        check_cluster(cluster, self._broker.identity.cluster_id)
         name = client_key(call)
         rights = rights_of(call.scope)
         body = await body_of(call, rights, self._settings.request_bytes_max)
@@ -111,7 +116,7 @@ class Transactions:
         except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
             # Nothing is written (I6), and the view may be old, so refresh it and try once more. A
             # topic may have been created again, or have got more partitions.
-            await self._log.refresh()
+            await self._broker.refresh()
             return await self._commit(request, body, size, name, rights)
 
     async def _commit(
@@ -123,7 +128,7 @@ class Transactions:
         rights: CallerRights,
     ) -> HttpResponse:
         plan = await self._plan(request, body, name, rights)
-        placements = await self._log.records.transact(
+        placements = await self._broker.records.transact(
             [
                 (topic, places, records.produced.rows)
                 for (topic, places), records in zip(plan.parts, request.topics, strict=True)
@@ -138,7 +143,7 @@ class Transactions:
         return HttpResponse(200, self._response(request, all_places, placements), JSON)
 
     async def _decode(self, call: HttpRequest, body: bytes) -> TransactionRequest:
-        now_ms = self._log.store_time.now_ms()
+        now_ms = self._broker.store_time.now_ms()
         if len(body) <= DECODE_INLINE_BYTES:
             return decode_transaction(body, now_ms)
         decode = partial(decode_transaction, body, now_ms)
@@ -176,7 +181,7 @@ class Transactions:
     def _commit_of(self, group: GroupOffsets) -> CommitOffsets:
         offsets = []
         for offset in group.offsets:
-            topic, number = self._log.state.topic(offset.topic_name), offset.partition_id
+            topic, number = self._broker.state.topic(offset.topic_name), offset.partition_id
             if number >= len(topic.partitions):
                 raise UnknownPartition(topic.name, number, len(topic.partitions))
             metadata = offset.metadata or ""
@@ -198,7 +203,7 @@ class Transactions:
         placed = [places for _, places in plan.parts]
         if plan.key is None:
             return placed
-        key_record = self._log.state.idempotency_record(plan.key.key, PRINCIPAL.get())
+        key_record = self._broker.state.idempotency_record(plan.key.key, PRINCIPAL.get())
         if key_record is None or key_record.claim.partitions == plan.key.partitions:
             return placed
         counts = key_record.claim.partitions
@@ -235,7 +240,7 @@ class Transactions:
             {"consumer_group_id": group.consumer_group_id, "offsets": group.offsets}
             for group in request.groups
         ]
-        cluster_id = self._log.identity.cluster_id
+        cluster_id = self._broker.identity.cluster_id
         return msgspec.json.encode(TransactionReport(cluster_id, topics, groups))
 
 

@@ -262,7 +262,9 @@ class Router:
         self.forwarded = Forwarded(self._serve_for_peer)
         """Serves the requests that other brokers forward to this one."""
         producer_v3 = produce_v3.ProduceV3(broker, settings, producer, counters)
-        transactor = transactions.Transactions(broker, settings, producer, counters)
+        transactor = transactions.Transactions(
+            broker, app.operations.records, settings, producer, counters
+        )
         self._root = PathNode(
             [
                 *_paths(_methods(produce.ROUTES, producer)),
