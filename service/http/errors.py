@@ -131,7 +131,7 @@ class ErrorAnswer(NamedTuple):
 class ErrorCounter(Protocol):
     """Counter of errors by class. HttpCounters implements it."""
 
-    def refused(self, error: BaseException, scope: Scope) -> None: ...
+    def refused(self, error: BaseException) -> None: ...
 
 
 def answered(
@@ -142,7 +142,7 @@ def answered(
     The log has a line for each answer of 500 and more. It names the method and the path; as JSON,
     it has fields (`_fields`). An unexpected exception is a bug, so the log has its traceback.
     """
-    counter.refused(error, scope)
+    counter.refused(error)
     request = f"{scope['method']} {scope['path']}"
     if request_id:
         request += f" (request {request_id})"

@@ -7,7 +7,6 @@ configs, records and groups. The audit log of REST writes these lines, within th
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from tidelog.service.kafka.answers import EncodedAnswer
 from tidelog.service.kafka.client import REQUEST, ApiClient, fields_of
@@ -16,7 +15,7 @@ from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.rights import Right
-from tidelog.service.security.audit import audited_scope
+from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -46,6 +45,7 @@ class Context:
         settings: RequestSettings,
         traffic: HttpCounters,
         threads: UnpackThreads,
+        audit: Audit | None = None,
     ) -> None:
         self.broker = broker
         self.batches = broker.kafka
@@ -59,6 +59,8 @@ class Context:
         self.answers = traffic.admission.answers
         """The memory of the answers with records, over all protocols."""
         self.threads = threads
+        self.audit = audit
+        """None if the audit log is off."""
         self.is_draining = False
         """Whether the broker is stopping. Then it refuses appends and reads with the code that
         sends clients to another broker."""
@@ -192,17 +194,17 @@ class Context:
 
     def audit_refusal(self, api: str, client: ApiClient, error: LogError) -> None:
         """Write an audit line if the error is a refused right or a failed authentication."""
-        if self.traffic.on_refusal is not None:
-            self.traffic.on_refusal(error, _scope(api, client, ""))
+        if self.audit is not None:
+            self.audit.refused(error, _audited(api, client, ""))
 
     def audit_change(self, api: str, client: ApiClient, name: str, code: Code = Code.NONE) -> None:
         """Write an audit line about a change of `name`: a topic, a group, or a part of these."""
-        if self.traffic.on_change is not None:
-            self.traffic.on_change(_scope(api, client, name), int(code))
+        if self.audit is not None:
+            self.audit.changed(_audited(api, client, name), int(code))
 
 
-def _scope(api: str, client: ApiClient, name: str) -> dict[str, Any]:
-    return audited_scope(api, name, client.rights, client.host)
+def _audited(api: str, client: ApiClient, name: str) -> AuditedRequest:
+    return AuditedRequest(f"{api} {name}", client.rights.principal, client.host)
 
 
 def _fields(api: str) -> dict[str, str | int]:

@@ -41,7 +41,7 @@ from tidelog.service.http.route import (
 )
 from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.operations.topics import TopicOperations
-from tidelog.service.security.audit import audited_scope
+from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -142,12 +142,14 @@ class Produce:
         settings: RequestSettings,
         counters: HttpCounters,
         threads: UnpackThreads,
+        audit: Audit | None,
     ) -> None:
         self._broker = broker
         self._topics = topics
         self._settings = settings
         self._counters = counters
         self._threads = threads
+        self._audit = audit
         seed = int.from_bytes(broker.clock.new_id()[:8], "little")
         self.sticky = Sticky(seed)
 
@@ -239,9 +241,9 @@ class Produce:
         )
 
     def _audit_creation(self, rights: CallerRights, name: str, status: int) -> None:
-        if self._counters.on_change is not None:
-            scope = audited_scope("auto.create.topics", name, rights, rights.host)
-            self._counters.on_change(scope, status)
+        if self._audit is not None:
+            request = AuditedRequest(f"auto.create.topics {name}", rights.principal, rights.host)
+            self._audit.changed(request, status)
 
     async def newest(self, topic: Topic) -> Topic:
         """Return the topic with partitions that other brokers may have added (I3)."""

@@ -23,10 +23,10 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidelog.service.http.request import HttpRequest, Scope
-from tidelog.service.security.caller import CallerRights, address_of, rights_of
+from tidelog.service.security.caller import address_of, rights_of
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.security import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR, SecuritySettings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -60,16 +60,24 @@ def note(message: str, *values: object) -> None:
         details.append(message % values)
 
 
-def audited_scope(action: str, name: str, rights: CallerRights, host: str) -> dict[str, Any]:
-    """Return a change of `name` that is no request of its own, as the audit log takes a request."""
-    return {
-        "method": action,
-        "path": name,
-        "query_string": b"",
-        "headers": (),
-        "client": (host, 0),
-        "rights": rights,
-    }
+class AuditedRequest(NamedTuple):
+    """A request as its lines name it. `action` is a method and a path, or Kafka's API and a name.
+
+    `client` is the address that connects.
+    """
+
+    action: str
+    principal: str
+    client: str
+    forwarded_for: str = ""
+
+    @classmethod
+    def of_http(cls, scope: Scope) -> "AuditedRequest":
+        query = scope["query_string"].decode("latin-1")
+        path = f"{scope['path']}?{query}" if query else scope["path"]
+        forwarded_for = dict(scope["headers"]).get(b"x-forwarded-for", b"").decode("latin-1")
+        principal = rights_of(scope).principal
+        return cls(f"{scope['method']} {path}", principal, address_of(scope), forwarded_for)
 
 
 def open_audit(
@@ -110,7 +118,7 @@ class Audit:
         self._refusals = Bucket(LINES_PER_S, broker.clock.boot_s())
         self._left_out = 0
 
-    def refused(self, error: BaseException, scope: Scope) -> None:
+    def refused(self, error: BaseException, request: AuditedRequest) -> None:
         """Write a line if the error is a refusal; ignore other errors."""
         status = getattr(error, "status", None)
         if not isinstance(error, LogError) or status not in REFUSALS:
@@ -123,7 +131,7 @@ class Audit:
             self._left_out += 1
             return
         self._refusals.charge(1.0)
-        self._event(REFUSALS[status], scope, {"status": status, "reason": _cut(str(error))})
+        self._event(REFUSALS[status], request, {"status": status, "reason": _cut(str(error))})
 
     async def change(self, work: Awaitable[None], call: HttpRequest) -> None:
         """Serve a request that may change the cluster, and write a line about the change."""
@@ -138,30 +146,26 @@ class Audit:
         fields: Fields = {"status": status, "detail": _cut("; ".join(details))}
         if event != "change":  # before a login, the scope has no caller
             fields["principal"] = PRINCIPAL.get()
-        self._event(event, scope, fields)
+        self._event(event, AuditedRequest.of_http(scope), fields)
 
-    def changed(self, scope: Scope, code: int) -> None:
-        """Write a line about a change by a Kafka client; its status is Kafka's error code.
+    def changed(self, request: AuditedRequest, code: int) -> None:
+        """Write a line about a change that is no request of its own, or a Kafka client's.
 
-        The method of the scope is the name of the API, its path that of the changed topic.
+        The status of a Kafka client's change is Kafka's error code.
         """
         self._counters.audited["change"] += 1
-        self._event("change", scope, {"status": code})
+        self._event("change", request, {"status": code})
 
     def _report_left_out(self) -> None:
         left_out, self._left_out = self._left_out, 0
         self._put({**self._head("left_out"), "left_out": left_out})
 
-    def _event(self, event: str, scope: Scope, fields: Fields) -> None:
-        headers = dict(scope["headers"])
-        rights = rights_of(scope)
-        query = scope["query_string"].decode("latin-1")
-        path = f"{scope['path']}?{query}" if query else scope["path"]
+    def _event(self, event: str, request: AuditedRequest, fields: Fields) -> None:
         caller_fields = {
-            "principal": rights.principal,
-            "client": address_of(scope),
-            "forwarded_for": _cut(headers.get(b"x-forwarded-for", b"").decode("latin-1")),
-            "request": _cut(f"{scope['method']} {path}".rstrip()),
+            "principal": request.principal,
+            "client": request.client,
+            "forwarded_for": _cut(request.forwarded_for),
+            "request": _cut(request.action.rstrip()),
         }
         self._put({**self._head(event), **caller_fields, **fields})
 

@@ -58,7 +58,7 @@ from tidelog.service.routes import (
 )
 from tidelog.service.routes import follow_topic as topic_follower
 from tidelog.service.routes import topic_maintenance as topic_upkeep
-from tidelog.service.security.audit import open_audit
+from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.authenticator import READING, Security
 from tidelog.service.security.caller import ALL_RIGHTS, charge_request, rights_of
 from tidelog.service.security.origin_check import Sites
@@ -239,6 +239,7 @@ class Router:
         counters: HttpCounters,
         security: Security | None = None,
         threads: UnpackThreads | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self.admission = counters.admission
         threads = threads or UnpackThreads()
@@ -249,13 +250,13 @@ class Router:
         self.proves_by_head = security is None
         """Whether the head of any request proves its connection (A3 of service.http.admission)."""
         self._sites = Sites(settings)
-        self._audit = open_audit(settings, broker, counters)
-        counters.on_refusal = None if self._audit is None else self._audit.refused
-        counters.on_change = None if self._audit is None else self._audit.changed
+        self._audit = audit
         self.counters = counters
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers, threads)
         follower = topic_follower.TopicFollower(broker, fetcher)
-        producer = produce.Produce(broker, app.operations.topics, settings, counters, threads)
+        producer = produce.Produce(
+            broker, app.operations.topics, settings, counters, threads, audit
+        )
         self.consumers = consumer_instances.ConsumerHandlers(
             broker, settings, app.operations, app.held_members, fetcher
         )
@@ -397,6 +398,8 @@ class Router:
         scope = call.scope
         request_id = id_of_error(call.headers.get(REQUEST_ID, b""), self._clock)
         answer = answered(error, scope, self.counters, request_id)
+        if self._audit is not None:
+            self._audit.refused(error, AuditedRequest.of_http(scope))
         if not call.status:  # with a status, half a response is sent already
             call.headers[REQUEST_ID] = request_id.encode()
             await call.answer(answer.response(clean_path(scope["path"])))

@@ -28,6 +28,7 @@ from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp
 from tidelog.service.routes.health import VERSION
+from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.certificates import NO_CERTIFICATES, Certificates
@@ -127,8 +128,9 @@ class Service:
         """The listener for Kafka clients, if there is one, as the liveness object names it."""
         self.kafka: kafka_server.KafkaServer | None = None
         operations = Operations.of(broker, settings.topic_defaults)
+        audit = open_audit(settings, broker, self.counters)
         for listener in self.advertised:
-            context = Context(broker, operations, settings, self.counters, threads)
+            context = Context(broker, operations, settings, self.counters, threads, audit)
             self.kafka = kafka_server.KafkaServer(
                 context, security, listener, ports.tls.clients, self.handshakes
             )
@@ -160,6 +162,7 @@ class Service:
             self.counters,
             security,
             threads,
+            audit,
         )
         self.peer_app = PeerApp(
             broker, self.app.forwarded, self.reports.by_path(), peers.signatures

@@ -19,7 +19,6 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
 )
 from typing import Any, NamedTuple, Protocol
@@ -116,12 +115,6 @@ class HttpCounters:
         self.undecodable: Counter[str] = Counter()
         """Records that did not decode, by `on_error`: skip (they were skipped) or raw (the answer
         has their bytes)."""
-        self.on_refusal: Callable[[BaseException, MutableMapping[str, Any]], None] | None = None
-        """Gets each error that answers a request, and the request's scope. None if the audit log is
-        off."""
-        self.on_change: Callable[[MutableMapping[str, Any], int], None] | None = None
-        """Gets each change by a Kafka client: the request as a scope, and Kafka's error code. None
-        if the audit log is off."""
         self.audited: Counter[str] = Counter()
         """Events for the audit log, by kind."""
         self.audit_lost: Counter[str] = Counter()
@@ -143,11 +136,9 @@ class HttpCounters:
         latency.counts[bisect_left(SECONDS, seconds)] += 1  # `latency.add`, without a call
         latency.total += seconds
 
-    def refused(self, error: BaseException, scope: MutableMapping[str, Any]) -> None:
+    def refused(self, error: BaseException) -> None:
         """Count a request answered with this error, by the error's class (a bounded set)."""
         self.errors[type(error).__name__] += 1
-        if self.on_refusal is not None:
-            self.on_refusal(error, scope)
 
     def add_records_in(
         self, records: int, size: int, topic: str | None = None, protocol: str = HTTP

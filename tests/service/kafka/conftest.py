@@ -90,6 +90,7 @@ class Kafka:
     def __init__(self, service: Service) -> None:
         assert service.kafka is not None
         self.log, self.counters, self.server = service.broker, service.counters, service.kafka
+        self.context = self.server.listener.server.context
         self._clients: list[Client] = []
 
     def client(self, host: str = "192.0.2.1") -> Client:

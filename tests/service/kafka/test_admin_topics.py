@@ -1,5 +1,7 @@
 """Admin clients: topics, partitions and records, with each error; rights, quotas, audit lines."""
 
+from typing import Any
+
 import pytest
 
 from tests.service.conftest import append
@@ -23,6 +25,7 @@ from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import topics
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.operations.change_request import CHANGES_AT_ONCE
+from tidelog.service.security.audit import Audit
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange
@@ -128,11 +131,12 @@ async def test_unknown_commit_is_a_timeout(kafka: Kafka, monkeypatch: pytest.Mon
         raise CommitUnknown("who knows")
 
     monkeypatch.setattr(kafka.log.topics, "create", lost)
-    lines: list[tuple[str, int]] = []
-    kafka.counters.on_change = lambda scope, code: lines.append((scope["path"], code))
+    lines: list[dict[str, Any]] = []
+    kafka.context.audit = Audit(kafka.log, kafka.counters, lines.append)
     (result,) = await create(kafka.client(), wanted_topic())
     assert result.error_code == Code.REQUEST_TIMED_OUT
-    assert lines == [("new", Code.REQUEST_TIMED_OUT)]
+    (line,) = lines
+    assert (line["request"], line["status"]) == ("CreateTopics new", Code.REQUEST_TIMED_OUT)
 
 
 # -- DeleteTopics, CreatePartitions
@@ -245,8 +249,8 @@ async def test_records_that_are_not_there(kafka: Kafka) -> None:
 
 async def test_each_request_needs_its_right(secured: Kafka) -> None:
     client = await client_of(secured, "alice")
-    refused: list[str] = []
-    secured.counters.on_refusal = lambda _, scope: refused.append(scope["method"])
+    lines: list[dict[str, Any]] = []
+    secured.context.audit = Audit(secured.log, secured.counters, lines.append)
     forbidden, cluster = Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED
     topic_id = bytes.fromhex(secured.log.state.topic("t").topic_id)
 
@@ -262,7 +266,8 @@ async def test_each_request_needs_its_right(secured: Kafka) -> None:
         ]
 
     assert await codes() == [forbidden] * 7
-    assert refused == [
+    assert {line["event"] for line in lines} == {"denied"}
+    assert [line["request"] for line in lines] == [
         "CreateTopics",
         "CreatePartitions",
         "DescribeConfigs",
@@ -279,24 +284,24 @@ async def test_each_request_needs_its_right(secured: Kafka) -> None:
     assert (await alter(client, changes, OF_BROKER, ""))[0] == cluster
     for operation in ("CREATE", "ALTER", "DELETE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"):
         await allow(secured.log, "User:alice", operation, name="t", pattern="PREFIXED")
-    changed: list[tuple[str, str, int, str]] = []
-    secured.counters.on_change = lambda scope, code: changed.append(
-        (scope["method"], scope["path"], code, scope["rights"].principal)
-    )
+    lines.clear()
     assert await codes() == [0] * 7
-    assert changed == [
-        ("CreateTopics", "t2", 0, "User:alice"),
-        ("CreatePartitions", "t", 0, "User:alice"),
-        ("AlterConfigs", "t", 0, "User:alice"),
-        ("IncrementalAlterConfigs", "t", 0, "User:alice"),
-        ("DeleteRecords", "t-0 below 0", 0, "User:alice"),
-        ("DeleteTopics", "t", 0, "User:alice"),
+    assert {(line["event"], line["status"], line["principal"]) for line in lines} == {
+        ("change", 0, "User:alice")
+    }
+    assert [line["request"] for line in lines] == [
+        "CreateTopics t2",
+        "CreatePartitions t",
+        "AlterConfigs t",
+        "IncrementalAlterConfigs t",
+        "DeleteRecords t-0 below 0",
+        "DeleteTopics t",
     ]
     for operation in ("DESCRIBE_CONFIGS", "ALTER_CONFIGS"):
         await allow(secured.log, "User:alice", operation, "CLUSTER", "kafka-cluster")
     assert (await alter(client, changes, OF_BROKER, ""))[0] == 0
     assert (await describe(client, OF_BROKER, "")).configs[0].value == "900"
-    assert changed[-1] == ("AlterConfigs", "defaults: log.roll.ms=900", 0, "User:alice")
+    assert lines[-1]["request"] == "AlterConfigs defaults: log.roll.ms=900"
 
 
 async def test_a_creator_without_describe_configs_sees_none(secured: Kafka) -> None:

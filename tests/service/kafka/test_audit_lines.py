@@ -111,8 +111,7 @@ async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Kafka,
 async def _audited(kafka: Kafka) -> Lines:
     await kafka.log.topics.create("t", 2, {})
     lines: Lines = []
-    log = audit.Audit(kafka.log, kafka.counters, lines.append)
-    kafka.counters.on_refusal, kafka.counters.on_change = log.refused, log.changed
+    kafka.context.audit = audit.Audit(kafka.log, kafka.counters, lines.append)
     return lines
 
 
@@ -259,8 +258,7 @@ async def test_a_flood_of_refusals_is_left_out_and_counted(
     monkeypatch.setattr(audit, "LINES_PER_S", 0.01)
     kafka, _ = secured
     lines: Lines = []
-    log = audit.Audit(kafka.log, kafka.counters, lines.append)
-    kafka.counters.on_refusal = log.refused
+    kafka.context.audit = audit.Audit(kafka.log, kafka.counters, lines.append)
     client = await _client_of(kafka, "mallory")
     for _ in range(50):
         await _fetch(client, _wanted((0, 0)))
