@@ -21,7 +21,7 @@ from tidelog.service.kafka.messages.topics import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-from tidelog.service.kafka.metadata import Routing
+from tidelog.service.kafka.metadata import KafkaMetadata
 from tidelog.service.operations.rights import DESCRIBE_CLUSTER
 from tidelog.service.slices import Slices
 from tidelog.storage.core.errors import LogError
@@ -31,10 +31,10 @@ from tidelog.storage.state.topic import Topic
 class Placement:
     """The APIs of places and sizes. One per listener."""
 
-    def __init__(self, context: Context, routing: Routing) -> None:
+    def __init__(self, context: Context, metadata: KafkaMetadata) -> None:
         self._context = context
         self._broker = context.broker
-        self._routing = routing
+        self._metadata = metadata
 
     def apis(self) -> Iterable[Api]:
         """Return the rows of these APIs."""
@@ -73,11 +73,11 @@ class Placement:
             topic = state.topics.get(name)
             if topic is None:
                 continue
-            leaders = self._routing.leaders(topic, "")
+            leaders = self._metadata.leaders(topic, "")
             own = [
                 number
                 for number in numbers
-                if 0 <= number < len(leaders) and leaders[number] == self._routing.listener.node_id
+                if 0 <= number < len(leaders) and leaders[number] == self._metadata.listener.node_id
             ]
             sizes = []
             for number in own:

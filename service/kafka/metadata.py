@@ -106,7 +106,7 @@ def nodes_of(me: KafkaNode, started_ms: int, peers: Sequence[Member]) -> list[Ka
     return [nodes[node_id][1] for node_id in sorted(nodes)]
 
 
-class Routing:
+class KafkaMetadata:
     """The APIs of metadata.
 
     One per listener. `listener` has the address that clients of this broker use.

@@ -24,7 +24,7 @@ from tidelog.service.kafka.fetch import KafkaFetch
 from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.groups import Groups
 from tidelog.service.kafka.log_dirs import Placement
-from tidelog.service.kafka.metadata import Routing
+from tidelog.service.kafka.metadata import KafkaMetadata
 from tidelog.service.kafka.offsets import KafkaOffsets
 from tidelog.service.kafka.produce import KafkaProduce
 from tidelog.service.peers.listener import reachable
@@ -91,13 +91,13 @@ class KafkaServer:
         certificate: ServerCertificate | None,
         handshakes: Handshakes,
     ) -> None:
-        self.routing = Routing(context, named)
+        self.metadata = KafkaMetadata(context, named)
         handlers = (
             KafkaProduce(context),
             KafkaFetch(context),
             KafkaOffsets(context),
-            self.routing,
-            Placement(context, self.routing),
+            self.metadata,
+            Placement(context, self.metadata),
             Topics(context),
             Configs(context, named.node_id),
             Groups(context),

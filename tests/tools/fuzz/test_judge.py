@@ -9,7 +9,7 @@ import pytest
 
 from tests.tools.fuzz import judge, kafka_frames_target, run
 from tests.tools.fuzz.target import Target
-from tidelog.service.kafka.metadata import Routing
+from tidelog.service.kafka.metadata import KafkaMetadata
 
 MIB = 1 << 20
 
@@ -56,13 +56,13 @@ def test_a_leak_is_found() -> None:
 
 
 def test_a_slow_handler_of_a_kafka_api_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = Routing.metadata
+    handler = KafkaMetadata.metadata
 
     async def slow(*arguments: object) -> object:
         spin(judge.STEP_CPU_S_MAX * 1.5)
         return await handler(*arguments)
 
-    monkeypatch.setattr(Routing, "metadata", slow)
+    monkeypatch.setattr(KafkaMetadata, "metadata", slow)
     assert tried(sent("MetadataRequest"), 1) == (1, 0)
 
 
@@ -70,7 +70,7 @@ def test_a_bug_in_a_handler_of_a_kafka_api_is_found(monkeypatch: pytest.MonkeyPa
     async def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Routing, "metadata", broken)
+    monkeypatch.setattr(KafkaMetadata, "metadata", broken)
     assert tried(sent("MetadataRequest"), 1) == (1, 0)
 
 
@@ -78,7 +78,7 @@ def test_a_kafka_request_that_gets_no_answer_is_found(monkeypatch: pytest.Monkey
     async def lost(*_: object) -> None:
         await asyncio.sleep(0.2)  # the test ends, so the request does
 
-    monkeypatch.setattr(Routing, "metadata", lost)
+    monkeypatch.setattr(KafkaMetadata, "metadata", lost)
     monkeypatch.setattr(kafka_frames_target, "ANSWER_S", 0.05)
     assert tried(sent("MetadataRequest"), 1) == (1, 0)
 

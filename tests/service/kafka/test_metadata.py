@@ -19,7 +19,7 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataResponse,
     TopicRequest,
 )
-from tidelog.service.kafka.metadata import KafkaNode, Routing, nodes_of, zone_of
+from tidelog.service.kafka.metadata import KafkaMetadata, KafkaNode, nodes_of, zone_of
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 
@@ -129,28 +129,28 @@ async def test_leaders_spread_over_brokers_and_stay_in_the_zone(kafka: Kafka) ->
     assert topic is not None
     membership = kafka.log._membership
     membership.others = [_peer(2, 2, "a"), _peer(3, 3, "a"), _peer(4, 4, "b")]
-    routing: Routing = kafka.server.routing
-    counts = Counter(routing.leaders(topic, ""))
+    handlers: KafkaMetadata = kafka.server.metadata
+    counts = Counter(handlers.leaders(topic, ""))
     assert set(counts) == {2, 3, 4, 7}
     assert min(counts.values()) > 40
-    assert set(routing.leaders(topic, "a")) == {2, 3}
-    assert set(routing.leaders(topic, "b")) == {4}
-    assert routing.leaders(topic, "no such zone") == routing.leaders(topic, "")
-    before = routing.leaders(topic, "")
+    assert set(handlers.leaders(topic, "a")) == {2, 3}
+    assert set(handlers.leaders(topic, "b")) == {4}
+    assert handlers.leaders(topic, "no such zone") == handlers.leaders(topic, "")
+    before = handlers.leaders(topic, "")
     membership.others = membership.others[:2]
-    after = routing.leaders(topic, "")
+    after = handlers.leaders(topic, "")
     assert all(old in (new, 4) for old, new in zip(before, after, strict=True))
 
 
 async def test_a_stopping_broker_names_the_others(kafka: Kafka) -> None:
     kafka.log._membership.others = [_peer(2, 2)]
-    routing: Routing = kafka.server.routing
-    assert [node.node_id for node in routing.nodes()] == [2, 7]
+    handlers: KafkaMetadata = kafka.server.metadata
+    assert [node.node_id for node in handlers.nodes()] == [2, 7]
     kafka.server.begin_drain()
     kafka.server.listener.server.context.is_draining = True
-    assert [node.node_id for node in routing.nodes()] == [2]
+    assert [node.node_id for node in handlers.nodes()] == [2]
     kafka.log._membership.others = []
-    assert [node.node_id for node in routing.nodes()] == [7]
+    assert [node.node_id for node in handlers.nodes()] == [7]
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
