@@ -7,6 +7,7 @@ configs, records and groups. The audit log of REST writes these lines, within th
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from tidelog.service.kafka.answers import EncodedAnswer
 from tidelog.service.kafka.client import REQUEST, ApiClient, fields_of
@@ -195,7 +196,7 @@ class Context:
     def audit_refusal(self, api: str, client: ApiClient, error: LogError) -> None:
         """Write an audit line if the error is a refused right or a failed authentication."""
         if self.audit is not None:
-            self.audit.refused(error, _audited(api, client, ""))
+            self.audit.refused(error, partial(_audited, api, client, ""))
 
     def audit_change(self, api: str, client: ApiClient, name: str, code: Code = Code.NONE) -> None:
         """Write an audit line about a change of `name`: a topic, a group, or a part of these."""

@@ -16,6 +16,7 @@ from tidelog.service.operations.rights import (
     FETCH,
     JOIN_GROUP,
 )
+from tidelog.service.operations.topics import shown_topic
 from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import Slices, in_order, sliced
 from tidelog.service.telemetry.group_lags import GroupLags
@@ -90,8 +91,8 @@ class GroupOperations:
         If there is none, or the caller may not describe the topic, return None.
         """
         state = self._broker.state
-        topic = state.topics.get(partition.topic)
-        if topic is None or not DESCRIBE_TOPIC.is_granted(rights, topic.name):
+        topic = shown_topic(rights, state.topics.get(partition.topic))
+        if topic is None:
             return None
         offsets = state.committed_offsets.of_group(group_id).get(topic.topic_id, {})
         return offsets.get(partition.partition)
@@ -102,10 +103,7 @@ class GroupOperations:
         return await GroupLags.of(self._broker, group_id, may_describe, times)
 
     def _shown_topic(self, rights: CallerRights, topic_id: str) -> Topic | None:
-        topic = self._broker.state.topic_of_id(topic_id)
-        if topic is None or not DESCRIBE_TOPIC.is_granted(rights, topic.name):
-            return None
-        return topic
+        return shown_topic(rights, self._broker.state.topic_of_id(topic_id))
 
     # -- changes
 

@@ -89,8 +89,7 @@ class TopicOperations:
 
     def shown(self, rights: CallerRights, name: str) -> Topic | None:
         """Return a topic, or None if there is none or the caller may not describe it."""
-        topic = self._broker.state.topics.get(name)
-        return topic if topic is not None and self.is_shown(rights, name) else None
+        return shown_topic(rights, self._broker.state.topics.get(name))
 
     async def all_shown(self, rights: CallerRights) -> list[Topic]:
         """Return all topics that the caller may describe."""
@@ -104,8 +103,8 @@ class TopicOperations:
         """
         if self._broker.state.topic_of_id(topic_id) is None:
             await self._broker.refresh()
-        topic = self._broker.state.topic_of_id(topic_id)
-        if topic is None or not DESCRIBE_TOPIC.is_granted(rights, topic.name):
+        topic = shown_topic(rights, self._broker.state.topic_of_id(topic_id))
+        if topic is None:
             raise UnknownTopicId(topic_id)
         return topic
 
@@ -242,6 +241,11 @@ class TopicOperations:
 
     def _default_partitions(self) -> int:
         return self._broker.state.defaults.partitions(int(self._topic_defaults[NUM_PARTITIONS]))
+
+
+def shown_topic(rights: CallerRights, topic: Topic | None) -> Topic | None:
+    """Return the topic, or None if there is none or the caller may not describe it."""
+    return topic if topic is not None and DESCRIBE_TOPIC.is_granted(rights, topic.name) else None
 
 
 async def _check_creation(rights: CallerRights, topic: str) -> None:

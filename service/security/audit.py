@@ -118,8 +118,11 @@ class Audit:
         self._refusals = Bucket(LINES_PER_S, broker.clock.boot_s())
         self._left_out = 0
 
-    def refused(self, error: BaseException, request: AuditedRequest) -> None:
-        """Write a line if the error is a refusal; ignore other errors."""
+    def refused(self, error: BaseException, request_of: Callable[[], AuditedRequest]) -> None:
+        """Write a line if the error is a refusal; ignore other errors.
+
+        `request_of` is called only for a line, because any client can cause errors.
+        """
         status = getattr(error, "status", None)
         if not isinstance(error, LogError) or status not in REFUSALS:
             return
@@ -131,7 +134,7 @@ class Audit:
             self._left_out += 1
             return
         self._refusals.charge(1.0)
-        self._event(REFUSALS[status], request, {"status": status, "reason": _cut(str(error))})
+        self._event(REFUSALS[status], request_of(), {"status": status, "reason": _cut(str(error))})
 
     async def change(self, work: Awaitable[None], call: HttpRequest) -> None:
         """Serve a request that may change the cluster, and write a line about the change."""

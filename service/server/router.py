@@ -18,6 +18,7 @@ from collections.abc import (
     Mapping,
     MutableMapping,
 )
+from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -399,7 +400,7 @@ class Router:
         request_id = id_of_error(call.headers.get(REQUEST_ID, b""), self._clock)
         answer = answered(error, scope, self.counters, request_id)
         if self._audit is not None:
-            self._audit.refused(error, AuditedRequest.of_http(scope))
+            self._audit.refused(error, partial(AuditedRequest.of_http, scope))
         if not call.status:  # with a status, half a response is sent already
             call.headers[REQUEST_ID] = request_id.encode()
             await call.answer(answer.response(clean_path(scope["path"])))

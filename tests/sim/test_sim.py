@@ -44,16 +44,16 @@ def ended(process: "subprocess.Popen[str]", timeout_s: float = 500) -> str:
 @pytest.mark.slow
 def test_i1_to_i9_hold_in_simulated_clusters() -> None:
     """`make sim` begins with the seeds that failed once: with today's code, they are other runs."""
-    told = ended(started("-m", "tests.sim", "--new", "--seeds", str(SEEDS), "--jobs", "1"))
-    assert "0 failed" in told
-    assert " acked" in told
+    output = ended(started("-m", "tests.sim", "--new", "--seeds", str(SEEDS), "--jobs", "1"))
+    assert "0 failed" in output
+    assert " acked" in output
 
 
 def test_guards_that_are_taken_out_are_missed() -> None:
     """Those that a few seeds tell; `make sim ARGS=--mutations` has all of them."""
-    told = ended(started("-m", "tests.sim", "--mutations", "--at-most", "5", "--jobs", "1"))
-    assert " 0 missed" in told
-    assert int(told.splitlines()[-1].split()[0]) > 6
+    output = ended(started("-m", "tests.sim", "--mutations", "--at-most", "5", "--jobs", "1"))
+    assert " 0 missed" in output
+    assert int(output.splitlines()[-1].split()[0]) > 6
 
 
 def test_a_seed_is_a_run() -> None:
