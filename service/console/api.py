@@ -15,6 +15,7 @@ from tidelog.service.console.topic_layout import LayoutTotals, PartitionLayout, 
 from tidelog.service.console.wal_entries import Checkpoint, WalEntry, WalPage
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.rights import DESCRIBE_CLUSTER, DESCRIBE_TOPIC
 from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
@@ -39,7 +40,6 @@ from tidelog.service.telemetry.rates import (
     summed,
 )
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE, TOPIC
 from tidelog.storage.core.topic_configs import BROKER_NAMES, DEFAULTS
 from tidelog.storage.state.topic import Topic
 
@@ -464,8 +464,8 @@ async def get_metadata(request: Request, broker: FreshBroker) -> MetadataPage:
     )
 
 
-_DESCRIBE_CLUSTER = Permission(DESCRIBE, CLUSTER)
-_DESCRIBE_TOPIC = Permission(DESCRIBE, TOPIC, "topic_name")
+_DESCRIBE_CLUSTER = Permission(DESCRIBE_CLUSTER)
+_DESCRIBE_TOPIC = Permission(DESCRIBE_TOPIC, "topic_name")
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
 _LABEL = "console"
 _TOPIC = "/topics/{topic_name}"

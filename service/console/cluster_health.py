@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from tidelog.service.console.api import GoneBroker, gone_brokers
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.operations.groups import GroupOperations
+from tidelog.service.operations.rights import DESCRIBE_CLUSTER
 from tidelog.service.operations.topics import TopicOperations
 from tidelog.service.routes.dependencies import BrokerOperations, Rights, broker_of
 from tidelog.service.security.caller import CallerRights
@@ -25,7 +26,6 @@ from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.service.telemetry.rates import BrokerRates, RateSampler, quantile_s
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE
 from tidelog.storage.core.errors import LogError
 
 READY_S = 2.0
@@ -311,7 +311,7 @@ ROUTES = (
         "GET",
         "/health",
         get_health,
-        Permission(DESCRIBE, CLUSTER),
+        Permission(DESCRIBE_CLUSTER),
         "health",
         TIDELOG,
         RouteDoc(),

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.rights import DESCRIBE_GROUP
 from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
@@ -21,7 +22,6 @@ from tidelog.service.slices import in_order
 from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, group_ids
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DESCRIBE, GROUP
 
 
 class GroupSummary(BaseModel):
@@ -112,7 +112,7 @@ async def get_lag_history(
     return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=shown)
 
 
-_DESCRIBE_GROUP = Permission(DESCRIBE, GROUP, "consumer_group_id")
+_DESCRIBE_GROUP = Permission(DESCRIBE_GROUP, "consumer_group_id")
 _LABEL = "console"
 _LAG_HISTORY = "/groups/{consumer_group_id}/lag-history"
 _DOC = RouteDoc({503: ERRORS[503]})

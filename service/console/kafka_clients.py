@@ -5,9 +5,9 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
+from tidelog.service.operations.rights import DESCRIBE_CLUSTER
 from tidelog.service.routes.dependencies import broker_of
 from tidelog.service.telemetry import kafka_clients
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE
 
 
 class KafkaClient(BaseModel):
@@ -66,7 +66,7 @@ async def list_kafka_clients(request: Request) -> KafkaClients:
     )
 
 
-_DESCRIBE_CLUSTER = Permission(DESCRIBE, CLUSTER)
+_DESCRIBE_CLUSTER = Permission(DESCRIBE_CLUSTER)
 
 ROUTES = (
     Route(

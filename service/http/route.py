@@ -17,19 +17,19 @@ from tidelog.service.http.media_types import (
     SCHEMA_FORMATS,
     types_of_formats,
 )
+from tidelog.storage.core.acls import Right
 
 # -- access
 
 
 class Permission(NamedTuple):
-    """An operation on a resource.
+    """Access by a right to the resource that the path names.
 
     The path parameter `parameter` has the resource's name. If `parameter` is empty, the resource is
     the cluster.
     """
 
-    operation: str
-    resource_type: str
+    right: Right
     parameter: str = ""
 
 

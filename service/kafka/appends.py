@@ -34,6 +34,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceResponse,
 )
 from tidelog.service.operations.rights import PRODUCE
+from tidelog.service.security.caller import forbidden
 from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.codec import byte_loops, compression
 from tidelog.storage.codec.batch_header import HEADER_SIZE
@@ -161,7 +162,7 @@ class KafkaAppend(Later):
         refreshes the view and calls `admit_known`.
         """
         topic = self.topic(data)
-        if topic is None or not PRODUCE.is_granted(self.client.rights, topic.name):
+        if topic is None or not self.client.rights.may(PRODUCE, topic.name):
             return False
         partitions = len(topic.partitions)
         for part in data.partition_data:
@@ -175,8 +176,8 @@ class KafkaAppend(Later):
         topic = self.topic(data)
         name = data.name if topic is None else topic.name
         refusal: LogError | None = None
-        if name and not PRODUCE.is_granted(self.client.rights, name):
-            refusal = PRODUCE.refusal(self.client.rights, name)
+        if name and not self.client.rights.may(PRODUCE, name):
+            refusal = forbidden(self.client.rights.principal, PRODUCE, name)
         elif topic is None:
             refusal = UnknownTopic(name)
         if refusal is None and topic is not None:
@@ -282,8 +283,8 @@ class KafkaAppend(Later):
         # The view may have changed since `admit`.
         topic = self.topic(part.topic_data)
         name = part.topic_data.name if topic is None else topic.name
-        if name and not PRODUCE.is_granted(self.client.rights, name):
-            raise PRODUCE.refusal(self.client.rights, name)
+        if name and not self.client.rights.may(PRODUCE, name):
+            raise forbidden(self.client.rights.principal, PRODUCE, name)
         if topic is None:
             raise UnknownTopic(name)
         index = part.answer.index

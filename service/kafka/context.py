@@ -15,7 +15,6 @@ from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.operations.operations import Operations
-from tidelog.service.operations.rights import Right
 from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.requests import RequestSettings
@@ -23,7 +22,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
-from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC
+from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC, Right
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.state.committed_offsets import check_group_id
 from tidelog.storage.state.topic import Topic
@@ -138,10 +137,10 @@ class Context:
 
         Raises Unauthenticated, which ends the connection.
         """
-        if right.is_granted(client.rights, name):
+        if client.rights.may(right, name):
             return Code.NONE
         try:
-            await right.check(client.rights, name)
+            await client.rights.check(right, name)
         except Unauthenticated:
             raise
         except LogError as error:

@@ -31,7 +31,7 @@ from tidelog.service.kafka.messages.fetch import (
 from tidelog.service.kafka.wide_answers import ELEMENTS_INLINE_MAX
 from tidelog.service.memory_pool import Share
 from tidelog.service.operations.rights import FETCH
-from tidelog.service.security.caller import ALL_RIGHTS
+from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.slices import Slices
 from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, UnknownTopic
@@ -281,9 +281,9 @@ class KafkaFetch:
         """
         client.rights.check_valid()
         for wanted_partition in readable_partitions:
-            if not FETCH.is_granted(client.rights, wanted_partition.topic):
+            if not client.rights.may(FETCH, wanted_partition.topic):
                 wanted_partition.answer.records = []
-                error = FETCH.refusal(client.rights, wanted_partition.topic)
+                error = forbidden(client.rights.principal, FETCH, wanted_partition.topic)
                 wanted_partition.answer.error_code = self._context.denial(
                     API, client, error, RequestKind.FETCH
                 )

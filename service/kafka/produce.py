@@ -132,7 +132,7 @@ class KafkaProduce:
             is_allowed = True
             if name:
                 try:
-                    await PRODUCE.check(rights, name)
+                    await rights.check(PRODUCE, name)
                 except Forbidden:
                     is_allowed = False
             if is_allowed and not is_refreshed:

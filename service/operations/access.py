@@ -33,7 +33,7 @@ class AccessOperations:
 
     async def acls(self, rights: CallerRights, acl_filter: AclFilter) -> list[Acl]:
         """Return the ACLs that match a filter. Raises Forbidden."""
-        await DESCRIBE_CLUSTER.check(rights)
+        await rights.check(DESCRIBE_CLUSTER)
         await self._broker.refresh()
         return await self._matching(acl_filter)
 

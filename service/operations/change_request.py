@@ -5,10 +5,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tidelog.service.operations.rights import Right
 from tidelog.service.security.caller import CallerRights
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER_NAME
+from tidelog.storage.core.acls import CLUSTER_NAME, Right
 from tidelog.storage.core.errors import CommitUnknown
 
 DECISION_S_MAX = 30.0
@@ -73,7 +72,7 @@ class HttpChange(NamedTuple):
 
 async def begin(broker: Broker, change: Change, right: Right, name: str = CLUSTER_NAME) -> None:
     """Begin a change, as `begin_checked`, by a caller with the right to a resource."""
-    await begin_checked(broker, change, lambda: right.check(change.rights, name))
+    await begin_checked(broker, change, lambda: change.rights.check(right, name))
 
 
 async def begin_checked(

@@ -31,23 +31,23 @@ class ConfigOperations:
 
     def is_shown(self, rights: CallerRights, topic: str) -> bool:
         """Whether the caller may describe the configs of a topic."""
-        return DESCRIBE_CONFIGS.is_granted(rights, topic)
+        return rights.may(DESCRIBE_CONFIGS, topic)
 
     async def check_topic_description(self, rights: CallerRights, name: str) -> None:
         """Raise Forbidden unless the caller may describe the configs of a topic.
 
         If the view does not have the topic, raise UnknownTopic.
         """
-        await DESCRIBE_CONFIGS.check(rights, name)
+        await rights.check(DESCRIBE_CONFIGS, name)
         self._broker.state.topic(name)
 
     async def check_defaults_description(self, rights: CallerRights) -> None:
         """Raise Forbidden unless the caller may describe the cluster's defaults."""
-        await DESCRIBE_DEFAULTS.check(rights)
+        await rights.check(DESCRIBE_DEFAULTS)
 
     async def check_alteration(self, rights: CallerRights) -> None:
         """Raise Forbidden unless the caller may alter the defaults, which the request leaves."""
-        await ALTER_DEFAULTS.check(rights)
+        await rights.check(ALTER_DEFAULTS)
 
     async def alter_topic(
         self,

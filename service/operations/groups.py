@@ -15,6 +15,7 @@ from tidelog.service.operations.rights import (
     DESCRIBE_TOPIC,
     FETCH,
     JOIN_GROUP,
+    check_all,
 )
 from tidelog.service.operations.topics import shown_topic
 from tidelog.service.security.caller import CallerRights
@@ -56,11 +57,11 @@ class GroupOperations:
 
         As in Kafka, the right to describe the cluster covers all groups.
         """
-        return DESCRIBE_CLUSTER.is_granted(rights) or DESCRIBE_GROUP.is_granted(rights, group_id)
+        return rights.may(DESCRIBE_CLUSTER) or rights.may(DESCRIBE_GROUP, group_id)
 
     def shown_subscription(self, rights: CallerRights, member: GroupMember) -> list[str]:
         """Return the topics to which a member subscribes, and that the caller may describe."""
-        return [topic for topic in member.topics if DESCRIBE_TOPIC.is_granted(rights, topic)]
+        return [topic for topic in member.topics if rights.may(DESCRIBE_TOPIC, topic)]
 
     async def shown_partitions(
         self, rights: CallerRights, owned_partitions: Iterable[TopicIdPartition]
@@ -99,7 +100,7 @@ class GroupOperations:
 
     async def lags(self, rights: CallerRights, group_id: str, times: LagTimes) -> GroupLags:
         """Return the lags of the group in topics that the caller may describe."""
-        may_describe = partial(DESCRIBE_TOPIC.is_granted, rights)
+        may_describe = partial(rights.may, DESCRIBE_TOPIC)
         return await GroupLags.of(self._broker, group_id, may_describe, times)
 
     def _shown_topic(self, rights: CallerRights, topic_id: str) -> Topic | None:
@@ -152,9 +153,9 @@ class GroupOperations:
         """
         await begin(self._broker, change, JOIN_GROUP, group_id)
         self._check_reset(group_id)
-        await FETCH.check_all(change.rights, topics)
+        await check_all(change.rights, FETCH, topics)
         partitions = await partitions_of()
-        await FETCH.check_all(change.rights, [partition.topic for partition in partitions])
+        await check_all(change.rights, FETCH, [partition.topic for partition in partitions])
         slices, offsets = Slices(), dict[TopicPartition, int]()
         for partition in partitions:
             offsets[partition] = await new_offset(partition)

@@ -12,6 +12,7 @@ from tidelog.service.operations.rights import (
     JOIN_GROUP,
     PRODUCE,
     PRODUCE_IDEMPOTENTLY,
+    check_all,
 )
 from tidelog.service.security.caller import CallerRights, Forbidden
 from tidelog.service.slices import sliced
@@ -31,7 +32,7 @@ class RecordOperations:
         Forbidden, and the errors of a commit.
         """
         if not await self._may_produce(rights):
-            await PRODUCE_IDEMPOTENTLY.check(rights)
+            await rights.check(PRODUCE_IDEMPOTENTLY)
         return await self._broker.kafka.reserve_producer_id()
 
     async def check_transaction(
@@ -44,28 +45,28 @@ class RecordOperations:
 
         `groups` are pairs of a group and the topics of its offsets.
         """
-        await PRODUCE.check_all(rights, topics)
+        await check_all(rights, PRODUCE, topics)
         for group_id, offset_topics in groups:
-            await JOIN_GROUP.check(rights, group_id)
-            await FETCH.check_all(rights, offset_topics)
+            await rights.check(JOIN_GROUP, group_id)
+            await check_all(rights, FETCH, offset_topics)
 
     async def check_matched(self, rights: CallerRights, topic: str) -> None:
         """Raise Forbidden unless the caller may read the topic, which a pattern may have matched.
 
         The message names the topic only if the caller may describe it.
         """
-        if DESCRIBE_TOPIC.is_granted(rights, topic):
-            await FETCH.check(rights, topic)
-        elif not FETCH.is_granted(rights, topic):
+        if rights.may(DESCRIBE_TOPIC, topic):
+            await rights.check(FETCH, topic)
+        elif not rights.may(FETCH, topic):
             rights.check_valid()
             raise Forbidden(
                 "not authorized: the instance reads a topic that the caller may not read"
             )
 
     async def _may_produce(self, rights: CallerRights) -> bool:
-        if PRODUCE_IDEMPOTENTLY.is_granted(rights):
+        if rights.may(PRODUCE_IDEMPOTENTLY):
             return True
         async for name in sliced(list(self._broker.state.topics)):
-            if PRODUCE.is_granted(rights, name):
+            if rights.may(PRODUCE, name):
                 return True
         return False

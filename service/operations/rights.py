@@ -1,46 +1,14 @@
-"""The rights that operations need, each declared once for all protocols.
+"""The rights that requests need, each declared once for all protocols.
 
-A route of REST declares the same right as a `Permission`. The router checks it before the handler
-begins.
+A route of REST declares its right in a `Permission`, which the router checks before the handler.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden, forbidden
+from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import sliced
 from tidelog.storage.core import acls
-from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC
-
-
-@dataclass(frozen=True, slots=True)  # a produce or fetch request checks one for each partition
-class Right:
-    """A right to do an operation of Kafka's on a resource of this type."""
-
-    operation: str
-    resource_type: str
-
-    def is_granted(self, rights: CallerRights, name: str = CLUSTER_NAME) -> bool:
-        """Whether the caller has the right to a resource, as the view of this broker says."""
-        return rights is ALL_RIGHTS or rights.may(self.operation, self.resource_type, name)
-
-    async def check(self, rights: CallerRights, name: str = CLUSTER_NAME) -> None:
-        """Raise Forbidden unless the caller has the right, also after a refresh of the view.
-
-        If the caller's key was revoked, raise Unauthenticated.
-        """
-        if not self.is_granted(rights, name):
-            await rights.check(self.operation, self.resource_type, name)
-
-    async def check_all(self, rights: CallerRights, names: Iterable[str]) -> None:
-        """Raise Forbidden unless the caller has the right to all resources."""
-        async for name in sliced(dict.fromkeys(names)):
-            await self.check(rights, name)
-
-    def refusal(self, rights: CallerRights, name: str) -> Forbidden:
-        """Return the error of a caller without the right."""
-        return forbidden(rights.principal, self.operation, self.resource_type, name)
-
+from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC, Right
 
 DESCRIBE_TOPIC = Right(acls.DESCRIBE, TOPIC)
 """Also its offsets, and the offsets and the lag of groups in it."""
@@ -69,3 +37,9 @@ DESCRIBE_DEFAULTS = Right(acls.DESCRIBE_CONFIGS, CLUSTER)
 ALTER_DEFAULTS = Right(acls.ALTER_CONFIGS, CLUSTER)
 """Also quotas."""
 ALTER_ACCESS = Right(acls.ALTER, CLUSTER)
+
+
+async def check_all(rights: CallerRights, right: Right, names: Iterable[str]) -> None:
+    """Raise Forbidden unless the caller has the right to all resources."""
+    async for name in sliced(dict.fromkeys(names)):
+        await rights.check(right, name)

@@ -85,7 +85,7 @@ class TopicOperations:
 
     def is_shown(self, rights: CallerRights, name: str) -> bool:
         """Whether the caller may describe a topic of this name."""
-        return DESCRIBE_TOPIC.is_granted(rights, name)
+        return rights.may(DESCRIBE_TOPIC, name)
 
     def shown(self, rights: CallerRights, name: str) -> Topic | None:
         """Return a topic, or None if there is none or the caller may not describe it."""
@@ -216,7 +216,7 @@ class TopicOperations:
 
         Raises Forbidden, UnknownTopic, UnknownPartition, OffsetOutOfRange.
         """
-        await DELETE_TOPIC.check(rights, name)
+        await rights.check(DELETE_TOPIC, name)
         await self._broker.refresh()
         moves: dict[int, LogStartMove] = {}
         for number, offset in offsets.items():
@@ -245,13 +245,13 @@ class TopicOperations:
 
 def shown_topic(rights: CallerRights, topic: Topic | None) -> Topic | None:
     """Return the topic, or None if there is none or the caller may not describe it."""
-    return topic if topic is not None and DESCRIBE_TOPIC.is_granted(rights, topic.name) else None
+    return topic if topic is not None and rights.may(DESCRIBE_TOPIC, topic.name) else None
 
 
 async def _check_creation(rights: CallerRights, topic: str) -> None:
     """Raise Forbidden unless the caller may create every topic, or this topic."""
-    if not CREATE_TOPICS.is_granted(rights):
-        await CREATE_TOPIC.check(rights, topic)
+    if not rights.may(CREATE_TOPICS):
+        await rights.check(CREATE_TOPIC, topic)
 
 
 def _count(topic: NewTopic) -> int | None:

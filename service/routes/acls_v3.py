@@ -18,6 +18,7 @@ from tidelog.service.formats.strict_bodies import Items, StrictModel
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.paging import WHOLE, WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
+from tidelog.service.operations.rights import ALTER_ACCESS, DESCRIBE_CLUSTER
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
@@ -29,7 +30,7 @@ from tidelog.service.routes.dependencies import (
 )
 from tidelog.service.slices import in_order, sliced
 from tidelog.storage.core import acls
-from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFilter
+from tidelog.storage.core.acls import ANY, Acl, AclFilter
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.access import ACLS_AT_ONCE_MAX
 
@@ -237,8 +238,8 @@ def _path(fields: dict[str, str]) -> str:
 
 
 _ACLS = "/clusters/{cluster_id}/acls"
-_DESCRIBE = Permission(DESCRIBE, CLUSTER)
-_ALTER = Permission(ALTER, CLUSTER)
+_DESCRIBE = Permission(DESCRIBE_CLUSTER)
+_ALTER = Permission(ALTER_ACCESS)
 _LABEL = "v3 cluster"
 _ERRORS = ERRORS | {400: "40002: security is off, or a value is not one that Kafka defines"}
 _DOC = RouteDoc(_ERRORS)

@@ -22,6 +22,7 @@ from tidelog.service.formats.resources_v3 import (
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.rights import DESCRIBE_TOPIC
 from tidelog.service.routes.dependencies import (
     ERRORS,
     BrokerOperations,
@@ -34,7 +35,6 @@ from tidelog.service.routes.dependencies import (
 )
 from tidelog.service.slices import in_order
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.state.topic import Topic
 
 
@@ -126,7 +126,7 @@ def broker_number(member: Member | None) -> int:
 _CLUSTER = "/clusters/{cluster_id}"
 _BROKER = f"{_CLUSTER}/brokers/{{broker_id}}"
 _REASSIGNMENTS = f"{_CLUSTER}/topics/{{topic_name}}/partitions/-/reassignment"
-_DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
+_DESCRIBE = Permission(DESCRIBE_TOPIC, "topic_name")
 _KEY = RouteAccess.ANY_KEY
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
 _LABEL = "v3 cluster"

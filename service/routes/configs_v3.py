@@ -25,6 +25,12 @@ from tidelog.service.http.route import V3, Permission, Route, RouteAccess, Route
 from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.operations.operations import Operations
+from tidelog.service.operations.rights import (
+    ALTER_CONFIGS,
+    ALTER_DEFAULTS,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_DEFAULTS,
+)
 from tidelog.service.routes.cluster_v3 import LiveBroker, broker_number
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
@@ -45,7 +51,6 @@ from tidelog.service.security.audit import note
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.topic_configs import DEFAULTS, TopicDefaults
 from tidelog.storage.state.topic import Topic
@@ -310,15 +315,15 @@ _TOPIC = "/clusters/{cluster_id}/topics/{topic_name}"
 _CONFIG = f"{_TOPIC}/configs/{{name}}"
 _ALL = "/clusters/{cluster_id}/topics/-/configs"
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
-_DESCRIBE = Permission(DESCRIBE_CONFIGS, TOPIC, "topic_name")
-_ALTER = Permission(ALTER_CONFIGS, TOPIC, "topic_name")
+_DESCRIBE = Permission(DESCRIBE_CONFIGS, "topic_name")
+_ALTER = Permission(ALTER_CONFIGS, "topic_name")
 _CLUSTER_CONFIG = "/clusters/{cluster_id}/broker-configs/{name}"
 _CLUSTER_CONFIGS = "/clusters/{cluster_id}/broker-configs"
 _BROKER = "/clusters/{cluster_id}/brokers/{broker_id}"
 _BROKER_CONFIG = f"{_BROKER}/configs/{{name}}"
 _ALL_OF_BROKERS = "/clusters/{cluster_id}/brokers/-/configs"
-_SHOW = Permission(DESCRIBE_CONFIGS, CLUSTER)
-_CHANGE = Permission(ALTER_CONFIGS, CLUSTER)
+_SHOW = Permission(DESCRIBE_DEFAULTS)
+_CHANGE = Permission(ALTER_DEFAULTS)
 _LABEL = "v3 configs"
 _READ_DOC = RouteDoc(ERRORS)
 _DOC = RouteDoc(ERRORS | CREATE_ERRORS)

@@ -39,7 +39,7 @@ from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.memory_pool import Share
 from tidelog.service.operations.operations import Operations
-from tidelog.service.operations.rights import DESCRIBE_TOPIC, FETCH, JOIN_GROUP, Right
+from tidelog.service.operations.rights import DESCRIBE_TOPIC, FETCH, JOIN_GROUP, check_all
 from tidelog.service.peers.forwarding import ForwardedCall, Unreached
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.fetch import ENCODE_INLINE_BYTES, Fetch
@@ -47,6 +47,7 @@ from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, address_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import Right
 from tidelog.storage.core.errors import (
     AssignedOtherwise,
     InvalidRequest,
@@ -236,8 +237,8 @@ class ConsumerHandlers:
 
     async def subscribe(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         subscription = wire_consumers.decode_subscription(await limited_body(call))
-        await FETCH.check_all(
-            rights_of(call.scope), [] if subscription is None else subscription.topics
+        await check_all(
+            rights_of(call.scope), FETCH, [] if subscription is None else subscription.topics
         )
         member = (await self._consumers.heartbeat(group, name)).member
         if subscription is None or (subscription.pattern and member.topics and not member.pattern):
@@ -320,7 +321,7 @@ class ConsumerHandlers:
         try:
             # If the client disconnects in here, the next read returns the same records.
             async with _while_connected(call) as stop_watching, reading as read:
-                await JOIN_GROUP.check(rights_of(call.scope), group)  # revoked during the wait
+                await rights_of(call.scope).check(JOIN_GROUP, group)  # revoked during the wait
                 await self._send(call, read, fmt, on_error, stop_watching)
         except (TimeoutError, ClientGone):
             call.status = call.status or CLIENT_GONE
@@ -392,7 +393,7 @@ class ConsumerHandlers:
         commit = wire_consumers.decode_commit(body, session.member.config.dialect)
         rights = rights_of(call.scope)
         if commit.offsets is not None:
-            await FETCH.check_all(rights, [partition.topic for partition in commit.offsets])
+            await check_all(rights, FETCH, [partition.topic for partition in commit.offsets])
         elif rights is not ALL_RIGHTS:
             for topic in self._topics(session):
                 await self._records.check_matched(rights, topic)
@@ -405,7 +406,7 @@ class ConsumerHandlers:
         if body.strip():
             partitions += wire_consumers.decode_partitions(body)
         topics = [partition.topic for partition in partitions]
-        await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
+        await check_all(rights_of(call.scope), DESCRIBE_TOPIC, topics)
         session = await self._consumers.heartbeat(group, name)
         await self._broker.refresh()
         committed = self._broker.state.committed_offsets.of_group(group)
@@ -422,7 +423,7 @@ class ConsumerHandlers:
         positions = wire_consumers.decode_positions(await limited_body(call))
         offsets = dict(positions.offsets)
         topics = [partition.topic for partition in (*offsets, *positions.timestamps)]
-        await DESCRIBE_TOPIC.check_all(rights_of(call.scope), topics)
+        await check_all(rights_of(call.scope), DESCRIBE_TOPIC, topics)
         with _unknown_is_not_assigned():
             for partition, stamp in positions.timestamps.items():
                 offset = await self._broker.records.offset_for_timestamp(
@@ -466,7 +467,7 @@ async def _partitions(call: HttpRequest, right: Right) -> list[TopicPartition]:
     Raises Forbidden if the caller does not have the right to their topics.
     """
     partitions = wire_consumers.decode_partitions(await limited_body(call))
-    await right.check_all(rights_of(call.scope), [partition.topic for partition in partitions])
+    await check_all(rights_of(call.scope), right, [partition.topic for partition in partitions])
     return partitions
 
 

@@ -28,9 +28,9 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
+from tidelog.service.operations.rights import JOIN_GROUP
 from tidelog.service.routes.consumer_instances import ConsumerHandlers
 from tidelog.storage.codec.chunk import RECORDS_MAX
-from tidelog.storage.core.acls import GROUP, READ
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX
 
 _GROUP = "/consumers/{consumer_group_id}"
@@ -80,7 +80,7 @@ def _route(
         doc["body"] = Body(JSON_V2, example, is_required=False)
     if description:
         doc["answers"] = {204: Answer(description)}
-    access = Permission(READ, GROUP, "consumer_group_id")
+    access = Permission(JOIN_GROUP, "consumer_group_id")
     documentation = RouteDoc({**_ERRORS, **errors}, tag="consumers", **doc)
     dialect = V2_INSTANCES if method == "POST" else V2
     return Route(method, path, handler, access, label, dialect, documentation, body=body)
@@ -274,7 +274,7 @@ PEER_ROUTES = (
         "GET",
         f"{_GROUP}/held-members",
         ConsumerHandlers.held,
-        Permission(READ, GROUP, "consumer_group_id"),
+        Permission(JOIN_GROUP, "consumer_group_id"),
         "consumers",
         V2,
         RouteDoc({}),

@@ -47,7 +47,6 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX
-from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import (
     LogError,
     OffsetOutOfRange,
@@ -181,7 +180,7 @@ class Fetch:
     ) -> Coroutine[Any, Any, None]:
         """Return the coroutine that sends the answer, packed if the client wants it."""
         rights, (fetched, page) = rights_of(call.scope), fetch_page
-        await FETCH.check(rights, view.topic)  # access may have changed during a wait
+        await rights.check(FETCH, view.topic)  # access may have changed during a wait
         if page.stopped is not None and not page.records:
             raise page.stopped
         rights.record(CONSUMER_BYTE_RATE, fetched.weight)
@@ -522,7 +521,7 @@ class Fetch:
         try:
             while not disconnection.done():
                 self._broker.records.check_serving()
-                await FETCH.check(rights, topic)  # access may have changed
+                await rights.check(FETCH, topic)  # access may have changed
                 await send(turn)
                 share.set(0)
                 throttle_s = max(map(rights.throttle_s, (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)))
@@ -651,7 +650,7 @@ ROUTES = (
         "GET",
         "/topics/{topic_name}/partitions/{partition_id}/records",
         Fetch.fetch,
-        Permission(READ, TOPIC, "topic_name"),
+        Permission(FETCH, "topic_name"),
         "fetch",
         V2,
         _DOC,

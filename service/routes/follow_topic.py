@@ -41,11 +41,11 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.memory_pool import Share
+from tidelog.service.operations.rights import FETCH
 from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch
 from tidelog.service.routes.follower_bounds import Follower
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.read.long_polls import NO_CHANGE, TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
@@ -462,7 +462,7 @@ ROUTES = (
         "GET",
         "/topics/{topic_name}/records",
         TopicFollower.follow,
-        Permission(READ, TOPIC, "topic_name"),
+        Permission(FETCH, "topic_name"),
         "follow_topic",
         V2,
         _DOC,

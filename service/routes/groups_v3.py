@@ -23,6 +23,7 @@ from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.groups import NewOffset, UnknownGroup
 from tidelog.service.operations.operations import Operations
+from tidelog.service.operations.rights import DELETE_GROUP, DESCRIBE_GROUP, JOIN_GROUP
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -52,7 +53,6 @@ from tidelog.service.slices import in_order, sliced
 from tidelog.service.telemetry.group_lags import GroupLags, any_topic, group_ids
 from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
 from tidelog.storage.core.errors import UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
@@ -486,9 +486,9 @@ _GROUP = f"{_GROUPS}/{{consumer_group_id}}"
 _CONSUMER = f"{_GROUP}/consumers/{{consumer_id}}"
 _PARTITION = "{topic_name}/partitions/{partition_id}"
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
-_DESCRIBE = Permission(DESCRIBE, GROUP, "consumer_group_id")
-_DELETE = Permission(DELETE, GROUP, "consumer_group_id")
-_READ = Permission(READ, GROUP, "consumer_group_id")
+_DESCRIBE = Permission(DESCRIBE_GROUP, "consumer_group_id")
+_DELETE = Permission(DELETE_GROUP, "consumer_group_id")
+_READ = Permission(JOIN_GROUP, "consumer_group_id")
 _LABEL = "v3 consumer groups"
 _DOC = RouteDoc(ERRORS)
 _HAS_MEMBERS = {409: "40903: the group has members"}

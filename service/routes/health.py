@@ -12,9 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 from tidelog.service.http.route import HIDDEN, PLAIN, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.rights import DESCRIBE_CLUSTER
 from tidelog.service.routes.dependencies import broker_of
 from tidelog.service.telemetry.metrics import Telemetry
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE
 
 VERSION = importlib.metadata.version("tidelog")
 
@@ -115,7 +115,7 @@ _DOC = RouteDoc()
 _READY_DOC = RouteDoc({503: "the message has the reason"}, omit="none")
 # Health shows nothing of the log. Metrics name topics and groups, so they need Kafka's permission
 # to describe a cluster.
-_METRICS = Permission(DESCRIBE, CLUSTER)
+_METRICS = Permission(DESCRIBE_CLUSTER)
 
 ROUTES = (
     Route("GET", "/", get_version, RouteAccess.KEY_UNLESS_BROWSER, _LABEL, PLAIN, _DOC),

@@ -13,6 +13,7 @@ from tidelog.service.formats.strict_bodies import StrictModel, WholeNumber
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
+from tidelog.service.operations.rights import ALTER_ACCESS, DESCRIBE_CLUSTER
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
@@ -26,11 +27,6 @@ from tidelog.service.routes.dependencies import (
     RequiredSecurity,
 )
 from tidelog.service.slices import in_order
-from tidelog.storage.core.acls import (
-    ALTER,
-    CLUSTER,
-    DESCRIBE,
-)
 from tidelog.storage.state.access import Key
 
 TTL_S_MAX = 100 * 365 * 86_400
@@ -123,8 +119,8 @@ def _fields(key: Key, now_ms: int) -> dict[str, Any]:
     }
 
 
-_DESCRIBE = Permission(DESCRIBE, CLUSTER)
-_ALTER = Permission(ALTER, CLUSTER)
+_DESCRIBE = Permission(DESCRIBE_CLUSTER)
+_ALTER = Permission(ALTER_ACCESS)
 _CHANGE_ERRORS = SECURITY_ERRORS | CHANGE_ERRORS
 _DELETE_ERRORS = _CHANGE_ERRORS | {404: ERRORS[404]}
 _DOC = RouteDoc(SECURITY_ERRORS)

@@ -40,6 +40,7 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.operations.change_request import HttpChange
+from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.operations.topics import TopicOperations
 from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
@@ -57,7 +58,6 @@ from tidelog.storage.codec.partitioner import (
     place,
     tally,
 )
-from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     InvalidRequest,
     RecordTooLarge,
@@ -561,7 +561,7 @@ _DOC = RouteDoc(
         204: Answer("With `async=true`: accepted, without an acknowledgment."),
     },
 )
-_WRITE = Permission(WRITE, TOPIC, "topic_name")
+_WRITE = Permission(PRODUCE, "topic_name")
 _TOPIC = "/topics/{topic_name}"
 
 ROUTES = (

@@ -34,7 +34,6 @@ from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX, weight
-from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,
@@ -242,7 +241,7 @@ class ProduceV3:
             if memory is not None:
                 rights.charge(REQUEST_PERCENTAGE)
                 rights.charge(PRODUCER_BYTE_RATE, len(record))
-            await PRODUCE.check(rights, topic_name)
+            await rights.check(PRODUCE, topic_name)
             return await self._append(topic_name, record, name, rights)
         except UnknownTopic:
             return await self._refused(call, TopicNotHosted(topic_name))
@@ -437,7 +436,7 @@ _DOC = RouteDoc(
     },
     parameters=(IDEMPOTENCY_KEY,),
 )
-_WRITE = Permission(WRITE, TOPIC, "topic_name")
+_WRITE = Permission(PRODUCE, "topic_name")
 _TOPIC = "/clusters/{cluster_id}/topics/{topic_name}"
 
 ROUTES = (

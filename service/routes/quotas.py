@@ -13,6 +13,7 @@ from tidelog.service.formats.strict_bodies import StrictModel, WholeNumber
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
+from tidelog.service.operations.rights import ALTER_DEFAULTS, DESCRIBE_DEFAULTS
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
@@ -26,12 +27,7 @@ from tidelog.service.routes.dependencies import (
     RequiredSecurity,
 )
 from tidelog.service.slices import in_order
-from tidelog.storage.core.acls import (
-    ALTER_CONFIGS,
-    CLUSTER,
-    DEFAULT,
-    DESCRIBE_CONFIGS,
-)
+from tidelog.storage.core.acls import DEFAULT
 
 Rate = Annotated[
     WholeNumber | None,
@@ -141,10 +137,10 @@ async def delete_quotas(
     return Response(status_code=204)
 
 
-_DESCRIBE_QUOTAS = Permission(DESCRIBE_CONFIGS, CLUSTER)
+_DESCRIBE_QUOTAS = Permission(DESCRIBE_DEFAULTS)
 
 
-_ALTER_QUOTAS = Permission(ALTER_CONFIGS, CLUSTER)
+_ALTER_QUOTAS = Permission(ALTER_DEFAULTS)
 
 
 _CHANGE_DOC = RouteDoc(SECURITY_ERRORS | CHANGE_ERRORS)

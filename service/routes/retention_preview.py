@@ -5,11 +5,11 @@ from pydantic import BaseModel, Field
 from tidelog.compaction.retention_preview import Expiry, expiries
 from tidelog.service.formats.strict_bodies import Items, StrictModel
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
+from tidelog.service.operations.rights import ALTER_CONFIGS, ALTER_DEFAULTS
 from tidelog.service.routes.configs_v3 import ConfigChange, changed_texts
 from tidelog.service.routes.dependencies import CREATE_ERRORS, ERRORS, FreshBroker, TopicName
 from tidelog.service.slices import sliced
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, TOPIC
 from tidelog.storage.state.topic import Topic
 
 TOPICS_MAX = 1_000
@@ -98,8 +98,8 @@ def _topic(topic: Topic, expired: list[Expiry]) -> ExpiringTopic:
     )
 
 
-_ALTER = Permission(ALTER_CONFIGS, TOPIC, "topic_name")
-_CHANGE = Permission(ALTER_CONFIGS, CLUSTER)
+_ALTER = Permission(ALTER_CONFIGS, "topic_name")
+_CHANGE = Permission(ALTER_DEFAULTS)
 _DOC = RouteDoc(ERRORS | CREATE_ERRORS)
 _TOPIC = "/topics/{topic_name}/configs:preview"
 

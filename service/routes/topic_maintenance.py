@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from tidelog.service.formats.strict_bodies import Items, StrictModel, WholeNumber
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.rights import ALTER_TOPIC, DELETE_TOPIC
 from tidelog.service.operations.topics import END
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -23,7 +24,6 @@ from tidelog.service.routes.dependencies import (
     TopicName,
 )
 from tidelog.service.telemetry.compaction_jobs import CompactionJob, Compactions
-from tidelog.storage.core.acls import ALTER, DELETE, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 
@@ -154,8 +154,8 @@ def _data(job: CompactionJob) -> CompactionData:
 
 _RECORDS = "/topics/{topic_name}/records:delete"
 _COMPACT = "/topics/{topic_name}/compactions"
-_DELETE = Permission(DELETE, TOPIC, "topic_name")
-_ALTER = Permission(ALTER, TOPIC, "topic_name")
+_DELETE = Permission(DELETE_TOPIC, "topic_name")
+_ALTER = Permission(ALTER_TOPIC, "topic_name")
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
 _DELETE_BODY = SMALL_BODY.with_items(PARTITIONS_MAX, 100, 3)
 _DELETE_DOC = RouteDoc(ERRORS | CHANGE_ERRORS)

@@ -18,6 +18,7 @@ from tidelog.service.http.parameters import (
     partition_number,
 )
 from tidelog.service.http.route import V2, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.rights import ALTER_TOPIC, DESCRIBE_TOPIC
 from tidelog.service.operations.topics import NewTopic
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
@@ -38,7 +39,6 @@ from tidelog.service.routes.dependencies import (
 from tidelog.service.slices import in_order
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER, DESCRIBE, TOPIC
 from tidelog.storage.core.errors import UnknownTopic
 from tidelog.storage.state.topic import Topic
 
@@ -220,8 +220,8 @@ def _partitions(topic: Topic) -> str:
 
 _TOPIC = "/topics/{topic_name}"
 _PARTITION = f"{_TOPIC}/partitions/{{partition_id}}"
-_DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
-_ALTER = Permission(ALTER, TOPIC, "topic_name")
+_DESCRIBE = Permission(DESCRIBE_TOPIC, "topic_name")
+_ALTER = Permission(ALTER_TOPIC, "topic_name")
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
 _DOC = RouteDoc(ERRORS)
 _OFFSETS_DOC = RouteDoc(ERRORS, omit="unset")

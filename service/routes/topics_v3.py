@@ -29,6 +29,7 @@ from tidelog.service.http.parameters import (
     partition_number,
 )
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.rights import ALTER_TOPIC, DELETE_TOPIC, DESCRIBE_TOPIC
 from tidelog.service.operations.topics import NewTopic
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -51,7 +52,7 @@ from tidelog.service.routes.dependencies import (
 )
 from tidelog.service.security.caller import allowed_operations
 from tidelog.service.slices import in_order
-from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
+from tidelog.storage.core.acls import TOPIC
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 
 CONFIGS_MAX = 1_000
@@ -251,9 +252,9 @@ async def get_reassignment(partition_id: PartitionId, context: PathTopic) -> Non
 _TOPICS = "/clusters/{cluster_id}/topics"
 _TOPIC = f"{_TOPICS}/{{topic_name}}"
 _PARTITION = f"{_TOPIC}/partitions/{{partition_id}}"
-_DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
-_ALTER = Permission(ALTER, TOPIC, "topic_name")
-_DELETE = Permission(DELETE, TOPIC, "topic_name")
+_DESCRIBE = Permission(DESCRIBE_TOPIC, "topic_name")
+_ALTER = Permission(ALTER_TOPIC, "topic_name")
+_DELETE = Permission(DELETE_TOPIC, "topic_name")
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
 _NEW_TOPIC_BODY = SMALL_BODY.with_items(PARTITIONS_MAX, 64, 5)
 """With an assignment of each partition to up to four brokers."""

@@ -41,7 +41,7 @@ from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import ADMIN, TEXT_BYTES_MAX
+from tidelog.storage.core.acls import ADMIN, CLUSTER_NAME, TEXT_BYTES_MAX, Right
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.observer import PRINCIPAL
@@ -98,7 +98,7 @@ class Caller:
         self._access: AccessState | None = None
         self._version = -1
         self._is_revoked = False
-        self._decisions: dict[tuple[str, str, str], bool] = {}
+        self._decisions: dict[tuple[Right, str], bool] = {}
         self._without: set[str] = set()
 
     @property
@@ -137,36 +137,35 @@ class Caller:
                 why = "the token has expired, or the issuer has withdrawn its key"
             raise self._security.refused("revoked", why)
 
-    def may(self, operation: str, resource_type: str, name: str) -> bool:
+    def may(self, right: Right, name: str = CLUSTER_NAME) -> bool:
         if not self.is_valid:
             return False
-        key = (operation, resource_type, name)
-        decision = self._decisions.get(key)
+        decision = self._decisions.get((right, name))
         if decision is None:
             acls = self._security.access.acls
-            decision = self.is_super or acls.allows(self.principal, self.host, *key)
+            decision = self.is_super or acls.allows(self.principal, self.host, right, name)
             if len(name) <= TEXT_BYTES_MAX:  # else no resource has this name
-                self._cache(key, decision)
+                self._cache(right, name, decision)
         return decision
 
-    def _cache(self, key: tuple[str, str, str], decision: bool) -> None:
+    def _cache(self, right: Right, name: str, decision: bool) -> None:
         if len(self._decisions) >= DECISIONS_MAX:
             self._decisions.clear()
-        self._security.reserve_decision(self, DECISION_BYTES + sys.getsizeof(key[-1]))
-        self._decisions[key] = decision
+        self._security.reserve_decision(self, DECISION_BYTES + sys.getsizeof(name))
+        self._decisions[right, name] = decision
 
     def forget_decisions(self) -> None:
         self._decisions.clear()
 
-    async def check(self, operation: str, resource_type: str, name: str) -> None:
-        if self.may(operation, resource_type, name):
+    async def check(self, right: Right, name: str = CLUSTER_NAME) -> None:
+        if self.may(right, name):
             return
         await self._security.refresh()
-        if self.may(operation, resource_type, name):
+        if self.may(right, name):
             return
         self.check_valid()
-        self._security.counters.denied[resource_type] += 1
-        raise forbidden(self.principal, operation, resource_type, name)
+        self._security.counters.denied[right.resource_type] += 1
+        raise forbidden(self.principal, right, name)
 
     def charge(self, quota: str, size: int = 0) -> None:
         bucket = self._bucket(quota)

@@ -13,9 +13,9 @@ from tidelog.service.settings.security import SecuritySettings
 from tidelog.storage.core.acls import (
     ADMIN,
     CLUSTER,
-    DESCRIBE,
-    OPERATIONS_OF,
-    TOPIC,
+    CLUSTER_NAME,
+    RIGHTS_TO,
+    Right,
 )
 from tidelog.storage.core.errors import LogError, Throttled
 from tidelog.storage.state.access import (
@@ -73,10 +73,11 @@ class Forbidden(LogError):
     code = 40301
 
 
-def forbidden(principal: str, operation: str, resource_type: str, name: str) -> Forbidden:
-    """Return the error for an operation on a resource that no rule allows."""
-    resource = "the cluster" if resource_type == CLUSTER else f"{resource_type.lower()} {name!r}"
-    return Forbidden(f"not authorized: {principal} may not {operation} {resource}")
+def forbidden(principal: str, right: Right, name: str = CLUSTER_NAME) -> Forbidden:
+    """Return the error of a caller without a right."""
+    kind = right.resource_type
+    resource = "the cluster" if kind == CLUSTER else f"{kind.lower()} {name!r}"
+    return Forbidden(f"not authorized: {principal} may not {right.operation} {resource}")
 
 
 class QuotaExceeded(Throttled):
@@ -108,10 +109,11 @@ class CallerRights(Protocol):
     def check_valid(self) -> None:
         """Raise Unauthenticated if the key or the session has ended since the request began."""
 
-    def may(self, operation: str, resource_type: str, name: str) -> bool: ...
+    def may(self, right: Right, name: str = CLUSTER_NAME) -> bool:
+        """Whether the caller has the right to a resource, as the view of this broker says."""
 
-    async def check(self, operation: str, resource_type: str, name: str) -> None:
-        """Raise Forbidden unless the caller may do the operation.
+    async def check(self, right: Right, name: str = CLUSTER_NAME) -> None:
+        """Raise Forbidden unless the caller has the right, also after a refresh of the view.
 
         If the key was revoked after the request began, raise Unauthenticated.
         """
@@ -139,10 +141,10 @@ class _AllRights:
     def check_valid(self) -> None:
         return
 
-    def may(self, operation: str, resource_type: str, name: str) -> bool:
+    def may(self, right: Right, name: str = CLUSTER_NAME) -> bool:
         return True
 
-    async def check(self, operation: str, resource_type: str, name: str) -> None:
+    async def check(self, right: Right, name: str = CLUSTER_NAME) -> None:
         return
 
     def charge(self, quota: str, size: int = 0) -> None:
@@ -164,10 +166,10 @@ class _NoRights(_AllRights):
     def check_valid(self) -> None:
         raise Forbidden("not authorized: the request has no caller")
 
-    def may(self, operation: str, resource_type: str, name: str) -> bool:
+    def may(self, right: Right, name: str = CLUSTER_NAME) -> bool:
         return False
 
-    async def check(self, operation: str, resource_type: str, name: str) -> None:
+    async def check(self, right: Right, name: str = CLUSTER_NAME) -> None:
         self.check_valid()
 
     def charge(self, quota: str, size: int = 0) -> None:
@@ -194,22 +196,21 @@ def super_users_of(settings: SecuritySettings) -> frozenset[str]:
     return frozenset({ADMIN, *settings.super_user_names})
 
 
-def topic_filter(settings: SecuritySettings) -> TopicFilter:
-    """Return the function that decides whether a principal may describe a topic, from any host."""
+def topic_filter(settings: SecuritySettings, right: Right) -> TopicFilter:
+    """Return the function that decides if a principal has a right to a topic, from any host."""
     if settings.security == "off":
         return all_topics
     super_users = super_users_of(settings)
 
-    def may_describe(access: Access, principal: str, topic: str) -> bool:
-        return principal in super_users or access.acls.allows(principal, "", DESCRIBE, TOPIC, topic)
+    def has_right(access: Access, principal: str, topic: str) -> bool:
+        return principal in super_users or access.acls.allows(principal, "", right, topic)
 
-    return may_describe
+    return has_right
 
 
 def allowed_operations(rights: CallerRights, resource_type: str, name: str) -> list[str]:
     """Return the operations that the caller may do on a resource."""
-    operations = OPERATIONS_OF[resource_type]
-    return [operation for operation in operations if rights.may(operation, resource_type, name)]
+    return [right.operation for right in RIGHTS_TO[resource_type] if rights.may(right, name)]
 
 
 def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | None:

@@ -482,11 +482,10 @@ async def _refusal(
     if target is None or not isinstance(access, Permission):
         return None
     name = CLUSTER_NAME if target.name_at is None else segments[target.name_at]
-    if not rights.may(access.operation, access.resource_type, name):
-        try:
-            await rights.check(access.operation, access.resource_type, name)
-        except LogError as error:
-            return error
+    try:
+        await rights.check(access.right, name)
+    except LogError as error:
+        return error
     return None
 
 

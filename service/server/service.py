@@ -23,6 +23,7 @@ from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections.listener import limits_of as kafka_limits
 from tidelog.service.kafka.context import Context
 from tidelog.service.operations.operations import Operations
+from tidelog.service.operations.rights import DESCRIBE_TOPIC
 from tidelog.service.peers.client import METRICS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.held_members import HeldMembers
@@ -203,7 +204,7 @@ class Service:
                 hot_dir=hot_dir(settings, store),
                 peers=NO_PEERS if settings.is_in_memory else peers,
                 observer=observer,
-                may_describe=topic_filter(settings),
+                may_describe=topic_filter(settings, DESCRIBE_TOPIC),
             )
             closing = await stack.enter_async_context(contextlib.AsyncExitStack())
             try:

@@ -37,12 +37,25 @@ OPERATIONS = (
     ALTER_CONFIGS,
     IDEMPOTENT_WRITE,
 )
-OPERATIONS_OF = {
+
+
+class Right(NamedTuple):
+    """A right to do an operation on a resource of this type."""
+
+    operation: str
+    resource_type: str
+
+
+_OPERATIONS_OF = {
     TOPIC: (READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS),
     GROUP: (READ, DELETE, DESCRIBE),
     CLUSTER: (CREATE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS),
 }
-"""The operations that brokers check, by resource type."""
+RIGHTS_TO = {
+    resource_type: tuple(Right(operation, resource_type) for operation in operations)
+    for resource_type, operations in _OPERATIONS_OF.items()
+}
+"""The rights that brokers check, by resource type."""
 ALLOW, DENY = "ALLOW", "DENY"
 PERMISSIONS = (ALLOW, DENY)
 
@@ -201,12 +214,11 @@ class Acls:
             del counts[length]
         self._prefixes[acl.resource_type] = counts
 
-    def allows(
-        self, principal: str, host: str, operation: str, resource_type: str, name: str
-    ) -> bool:
-        """Return whether the principal may do the operation on the resource, from this host."""
+    def allows(self, principal: str, host: str, right: Right, name: str = CLUSTER_NAME) -> bool:
+        """Return whether the principal has the right to the resource, from this host."""
+        operation = right.operation
         is_allowed = False
-        for acl in self._of(resource_type, name):
+        for acl in self._of(right.resource_type, name):
             if acl.principal not in (principal, EVERYBODY) or acl.host not in (host, WILDCARD):
                 continue
             if acl.permission == DENY:

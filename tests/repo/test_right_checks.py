@@ -1,4 +1,4 @@
-"""A right is decided in service/operations, and declared with a route: nowhere else."""
+"""Rights are declared once, in service/operations/rights.py; few modules besides it check them."""
 
 import ast
 import re
@@ -27,12 +27,10 @@ INLINE = {
     "service/routes/produce_v3.py": _LONG,
 }
 """Modules that check a right of service/operations/rights.py themselves, with the reason."""
-INLINE_CHECK = re.compile(r"\b(?:[A-Z_]+|right)\.(?:is_granted|check|check_all|refusal)\(")
-CHECK = re.compile(r"\brights(?:_of\(.*?\))?\.(?:may|check)\(")
-_OPERATIONS = [*acls.OPERATIONS_OF.values(), (acls.IDEMPOTENT_WRITE,)]
-OPERATIONS = {
-    name for name, value in vars(acls).items() if any(value in ops for ops in _OPERATIONS)
-}
+CHECK = re.compile(r"\brights(?:_of\(.*?\))?\.(?:may|check)\(|\b(?:check_all|forbidden)\(")
+_OPERATIONS = [right.operation for rights in acls.RIGHTS_TO.values() for right in rights]
+_OPERATIONS.append(acls.IDEMPOTENT_WRITE)
+OPERATIONS = {name for name, value in vars(acls).items() if value in _OPERATIONS}
 """Names of the constants of storage.core.acls for operations."""
 
 
@@ -42,52 +40,42 @@ def modules() -> Iterator[tuple[Path, str]]:
             yield path, (ROOT / path).read_text("utf-8")
 
 
-def undeclared(source: str) -> set[str]:
-    """Return the operations that a module names outside of a `Permission`."""
-    tree = ast.parse(source)
+def rights_made(source: str) -> set[str]:
+    """Return the names of operations that a module imports, and `Right` if it makes one."""
+    nodes = [*ast.walk(ast.parse(source))]
     imported = {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "tidelog.storage.core.acls"
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module == acls.__name__
         for alias in node.names
-        if alias.name in OPERATIONS
     }
-    declarations = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Permission"
-    ]
-    declared = [name for call in declarations for name in _names(call)]
-    names = [name for name in _names(tree) if name in imported]
-    return {name for name in names if names.count(name) > declared.count(name)}
-
-
-def _names(node: ast.AST) -> list[str]:
-    return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return imported & OPERATIONS | called & {"Right", "acls.Right"}
 
 
 def test_the_rules_find_what_they_forbid() -> None:
     assert {"READ", "DESCRIBE", "ALTER_CONFIGS", "IDEMPOTENT_WRITE"} <= OPERATIONS
     assert all((ROOT / path).exists() for path in DECIDING)
-    assert INLINE_CHECK.search("await JOIN_GROUP.check(rights, group)")
-    assert CHECK.search("if rights.may(x)")
-    assert CHECK.search("await rights_of(call.scope).check(x)")
-    source = "from tidelog.storage.core.acls import READ, TOPIC\n_READ = Permission(READ, TOPIC)\n"
-    assert not undeclared(source)
-    assert undeclared(f"{source}check(READ)") == {"READ"}
+    for check in (
+        "if rights.may(x)",
+        "await self.client.rights.check(JOIN_GROUP, group)",
+        "await rights_of(call.scope).check(x)",
+        "await check_all(rights, FETCH, topics)",
+        "raise forbidden(principal, FETCH, topic)",
+    ):
+        assert CHECK.search(check), check
+    source = "from tidelog.storage.core.acls import READ, TOPIC, Right\n"
+    assert rights_made(source) == {"READ"}
+    assert rights_made(f"{source}Right('READ', TOPIC)") == {"READ", "Right"}
+    assert not rights_made("from tidelog.storage.core.acls import TOPIC, Right\n")
     assert len([*modules()]) > 100
 
 
-def test_only_operations_ask_the_rights_of_a_caller() -> None:
-    paths = [path for path, source in modules() if CHECK.search(source)]
-    assert not paths, "call an operation, or check a right of service/operations/rights.py"
-
-
 def test_only_the_listed_modules_check_a_right_inline() -> None:
-    paths = {path.as_posix() for path, source in modules() if INLINE_CHECK.search(source)}
+    paths = {path.as_posix() for path, source in modules() if CHECK.search(source)}
     assert paths == INLINE.keys()
 
 
-def test_other_modules_name_an_operation_only_in_a_permission() -> None:
-    names = {str(path): undeclared(source) for path, source in modules()}
-    assert not {path: some for path, some in names.items() if some}
+def test_rights_are_made_in_one_module() -> None:
+    rights = {path.as_posix(): rights_made(source) for path, source in modules()}
+    assert not {path: names for path, names in rights.items() if names}

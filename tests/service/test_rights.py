@@ -30,11 +30,12 @@ from tidelog.service import console as console_package
 from tidelog.service import routes as routes_package
 from tidelog.service.http.media_types import ARROW, EVENT_STREAM, JSON_V2_TYPES, NDJSON
 from tidelog.service.http.route import V3, Permission, RouteAccess
+from tidelog.service.operations.rights import FETCH
 from tidelog.service.routes import login
 from tidelog.service.security.authenticator import READING
 from tidelog.service.security.caller import Forbidden, rights_of
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, OPERATIONS_OF, READ, TOPIC, WRITE
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, READ, RIGHTS_TO, TOPIC, WRITE
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.store.memory import MemoryStore
 
@@ -118,7 +119,7 @@ async def test_every_path_leads_to_its_own_route(broker: Broker) -> None:
         if isinstance(route.access, Permission) and route.access.parameter:
             assert target.name_at is not None
             assert segments[target.name_at] == (
-                "g" if route.access.resource_type == "GROUP" else "t"
+                "g" if route.access.right.resource_type == "GROUP" else "t"
             )
 
 
@@ -206,9 +207,9 @@ async def test_administrator_may_everything(broker: Broker) -> None:
 async def test_request_without_caller_opens_nothing(broker: Broker) -> None:
     """A handler that is reached without `admit`, by a mistake, refuses."""
     rights = rights_of({})
-    assert not rights.may("READ", "TOPIC", "t")
+    assert not rights.may(FETCH, "t")
     with pytest.raises(Forbidden):
-        await rights.check("READ", "TOPIC", "t")
+        await rights.check(FETCH, "t")
     with pytest.raises(Forbidden):
         rights.charge("consumer_byte_rate")
     async with http_client(inside(broker.app)) as past:
@@ -265,7 +266,7 @@ def may(who: str, method: str, route: str) -> bool:
         for operation, resource_type in GRANTS[who]
         for implied in {operation, *IMPLIED.get(operation, ())}
     }
-    return (access.operation, access.resource_type) in granted
+    return access.right in granted
 
 
 def test_each_route_whose_handler_checks_has_row() -> None:
@@ -274,7 +275,7 @@ def test_each_route_whose_handler_checks_has_row() -> None:
     }
     assert by_handler == BY_HANDLER.keys()
     named = {operation for grants in GRANTS.values() for operation, _ in grants}
-    assert named <= {operation for kind in OPERATIONS_OF.values() for operation in kind}
+    assert named <= {right.operation for rights in RIGHTS_TO.values() for right in rights}
 
 
 @pytest.mark.parametrize("who", GRANTS)

@@ -14,7 +14,7 @@ from tidelog.service.operations import rights as declared_rights
 from tidelog.service.operations.change_request import Change
 from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.operations.operations import Operations
-from tidelog.service.operations.rights import Right
+from tidelog.service.operations.rights import check_all
 from tidelog.service.operations.topics import NewTopic, UnknownTopicId
 from tidelog.service.security.caller import (
     ALL_RIGHTS,
@@ -39,12 +39,13 @@ from tidelog.storage.core.acls import (
     DESCRIBE_CONFIGS,
     GROUP,
     IDEMPOTENT_WRITE,
-    OPERATIONS_OF,
     READ,
+    RIGHTS_TO,
     TOPIC,
     WRITE,
     Acl,
     AclFilter,
+    Right,
 )
 from tidelog.storage.core.actions import (
     CommitOffsets,
@@ -61,7 +62,7 @@ from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.memory import MemoryStore
 
 T = TypeVar("T")
-Grant = tuple[str, str, str]
+Grant = tuple[Right, str]
 
 
 class GrantedRights(_AllRights):
@@ -72,12 +73,12 @@ class GrantedRights(_AllRights):
     def __init__(self, granted: frozenset[Grant]) -> None:
         self._granted = granted
 
-    def may(self, operation: str, resource_type: str, name: str) -> bool:
-        return (operation, resource_type, name) in self._granted
+    def may(self, right: Right, name: str = CLUSTER_NAME) -> bool:
+        return (right, name) in self._granted
 
-    async def check(self, operation: str, resource_type: str, name: str) -> None:
-        if not self.may(operation, resource_type, name):
-            raise forbidden(self.principal, operation, resource_type, name)
+    async def check(self, right: Right, name: str = CLUSTER_NAME) -> None:
+        if not self.may(right, name):
+            raise forbidden(self.principal, right, name)
 
 
 class RecordedChange:
@@ -124,15 +125,15 @@ def reading(
 
 
 def topic_rights(*operations: str, name: str = "t") -> frozenset[Grant]:
-    return frozenset((operation, TOPIC, name) for operation in operations)
+    return frozenset((Right(operation, TOPIC), name) for operation in operations)
 
 
 def group_right(operation: str) -> frozenset[Grant]:
-    return frozenset({(operation, GROUP, "g")})
+    return frozenset({(Right(operation, GROUP), "g")})
 
 
 def cluster_right(operation: str) -> frozenset[Grant]:
-    return frozenset({(operation, CLUSTER, CLUSTER_NAME)})
+    return frozenset({(Right(operation, CLUSTER), CLUSTER_NAME)})
 
 
 def texts(name: str) -> Callable[[object], Awaitable[ConfigTexts]]:
@@ -325,14 +326,9 @@ OPERATIONS = {
 }
 NAMES_OF = {TOPIC: ("t", "new"), GROUP: ("g",), CLUSTER: (CLUSTER_NAME,)}
 ALL = frozenset(
-    (operation, kind, name)
-    for kind, names in NAMES_OF.items()
-    for operation in OPERATIONS_OF[kind]
-    for name in names
+    (right, name) for kind, names in NAMES_OF.items() for right in RIGHTS_TO[kind] for name in names
 )
-STRANGER = frozenset(
-    (operation, kind, "u") for kind in (TOPIC, GROUP) for operation in OPERATIONS_OF[kind]
-)
+STRANGER = frozenset((right, "u") for kind in (TOPIC, GROUP) for right in RIGHTS_TO[kind])
 RIGHTS = {name: right for name, right in vars(declared_rights).items() if isinstance(right, Right)}
 
 
@@ -435,16 +431,15 @@ async def test_throttled_caller_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("right", RIGHTS.values(), ids=RIGHTS)
 async def test_right_is_of_those_that_have_it(right: Right) -> None:
-    operation, kind = right.operation, right.resource_type
-    granted = GrantedRights(frozenset({(operation, kind, "n")}))
-    others = ALL | STRANGER - {(operation, kind, "u")}
+    granted = GrantedRights(frozenset({(right, "n")}))
+    others = ALL | STRANGER - {(right, "u")}
     for caller in (NO_RIGHTS, GrantedRights(others)):
-        assert not right.is_granted(caller, "n")
-        for check in (right.check(caller, "n"), right.check_all(caller, ["n"])):
+        assert not caller.may(right, "n")
+        for check in (caller.check(right, "n"), check_all(caller, right, ["n"])):
             with pytest.raises(Forbidden):
                 await check
     for caller in (ALL_RIGHTS, granted):
-        assert right.is_granted(caller, "n")
-        await right.check_all(caller, ["n", "n"])
+        assert caller.may(right, "n")
+        await check_all(caller, right, ["n", "n"])
     with pytest.raises(Forbidden):
-        await right.check_all(granted, ["n", "m"])
+        await check_all(granted, right, ["n", "m"])

@@ -16,6 +16,7 @@ from tidelog.storage.core.acls import (
     Acl,
     AclFilter,
     Acls,
+    Right,
 )
 
 NAMES = ["*", "a", "ab", "abc", "b", "kafka-cluster"]
@@ -33,6 +34,9 @@ an_acl = st.builds(
     st.sampled_from(OPERATIONS),
     st.sampled_from(acls.PERMISSIONS),
 )
+
+
+READ_TOPIC = Right("READ", "TOPIC")
 
 
 def oracle(
@@ -93,7 +97,7 @@ def test_a_decision_is_that_of_the_plain_rules(
     assert set(acl_set) == set(remaining_acls)
     assert len(acl_set) == len(set(remaining_acls))
     expected = oracle(remaining_acls, principal, host, operation, kind, name)
-    assert acl_set.allows(principal, host, operation, kind, name) is expected
+    assert acl_set.allows(principal, host, Right(operation, kind), name) is expected
 
 
 def allow(operation: str, permission: str = "ALLOW", **changed: str) -> Acl:
@@ -113,7 +117,7 @@ def may(operation: str, *bindings: Acl, name: str = "t") -> bool:
     acl_set = Acls()
     for acl in bindings:
         acl_set.add(acl)
-    return acl_set.allows("User:alice", "10.0.0.1", operation, "TOPIC", name)
+    return acl_set.allows("User:alice", "10.0.0.1", Right(operation, "TOPIC"), name)
 
 
 @pytest.mark.parametrize("operation", ["READ", "WRITE", "DELETE", "ALTER"])
@@ -223,7 +227,7 @@ def test_a_decision_looks_up_prefixes_of_the_lengths_that_bindings_have() -> Non
 
     def lookups() -> int:
         rules._named = counting = _Counting(rules._named)
-        assert not rules.allows("User:b", "h", "READ", "TOPIC", "ab" * 100)
+        assert not rules.allows("User:b", "h", READ_TOPIC, "ab" * 100)
         return counting.lookups
 
     literals = 2
@@ -239,6 +243,6 @@ def test_a_decision_about_a_name_of_any_length_takes_few_lookups() -> None:
     prefix = "x" * TEXT_BYTES_MAX
     rules.add(Acl("TOPIC", prefix, "PREFIXED", "User:a", "*", "READ", "ALLOW"))
     rules._named = counting = _Counting(rules._named)
-    assert rules.allows("User:a", "h", "READ", "TOPIC", "x" * 60_000)
-    assert not rules.allows("User:a", "h", "READ", "TOPIC", prefix[1:] + "y" * 60_000)
+    assert rules.allows("User:a", "h", READ_TOPIC, "x" * 60_000)
+    assert not rules.allows("User:a", "h", READ_TOPIC, prefix[1:] + "y" * 60_000)
     assert counting.lookups <= 2 * 3
