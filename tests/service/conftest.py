@@ -32,7 +32,7 @@ from tidelog.storage.store.object_store import ObjectStore
 
 @pytest.fixture(autouse=True)
 def loop_is_not_held() -> Iterator[None]:
-    """No step of the service holds the loop for longer than 20 ms of CPU time."""
+    """No step of the service holds the loop for longer than 40 ms of CPU time."""
     with measured() as held_steps:
         yield
     assert not held_steps.found, f"the service held the loop (s, what ran): {held_steps.found}"

@@ -24,9 +24,9 @@ from tidelog.storage.runtime.tasks import Steps
 
 AsgiApp: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
-HELD_S_MAX = 0.02
-"""The target of the service (DESIGN 12.2). The longest step in tests/service
-takes 8 ms on an idle machine."""
+HELD_S_MAX = 0.04
+"""Twice the target of the service (DESIGN 12.2), and BUSY_FACTOR times the longest step in
+tests/service on an idle machine, 8 ms: other work may end before it is noticed."""
 BUSY_SLOWNESS, BUSY_FACTOR = 1.1, 5.0
 """If a core is slower than on an idle machine, the limit is higher by this factor: other work on
 the core changes the CPU time of the same step up to so many times, from one millisecond to the
