@@ -52,12 +52,12 @@ partitions uses 500 bytes, and other large requests wait for this memory."""
 UNKNOWN = -1
 
 
-class _Wanted(NamedTuple):
+class _ReadablePartition(NamedTuple):
     """A partition of a request that can be read, and its answer."""
 
     topic: str
     topic_id: str
-    asked: FetchPartition
+    request: FetchPartition
     answer: FetchablePartitionResponse
 
 
@@ -142,7 +142,7 @@ class KafkaFetch:
 
     async def _plan(
         self, topics: list[FetchTopic], client: ApiClient, response: FetchResponse
-    ) -> list[_Wanted]:
+    ) -> list[_ReadablePartition]:
         """Put an empty answer for each partition into the response.
 
         Return the partitions to read.
@@ -151,7 +151,7 @@ class KafkaFetch:
         unread = Code.NONE
         if any(self._topic(fetch_topic, by_id) is None for fetch_topic in topics):
             unread = await context.refreshed(API, RequestKind.FETCH)
-        readable_partitions: list[_Wanted] = []
+        readable_partitions: list[_ReadablePartition] = []
         slices = Slices()
         for fetch_topic in topics:
             await slices.pause()
@@ -167,7 +167,7 @@ class KafkaFetch:
                 answer = _empty(requested, code)
                 answers.append(answer)
                 if topic is not None and not code:
-                    self._want(topic, requested, answer, readable_partitions)
+                    self._add_readable(topic, requested, answer, readable_partitions)
             response.responses.append(
                 FetchableTopicResponse(
                     topic=fetch_topic.topic, topic_id=fetch_topic.topic_id, partitions=answers
@@ -178,12 +178,12 @@ class KafkaFetch:
     def _topic(self, fetch_topic: FetchTopic, by_id: bool) -> Topic | None:
         return self._context.topic(fetch_topic.topic, fetch_topic.topic_id if by_id else None)
 
-    def _want(
+    def _add_readable(
         self,
         topic: Topic,
         requested: FetchPartition,
         answer: FetchablePartitionResponse,
-        readable_partitions: list[_Wanted],
+        readable_partitions: list[_ReadablePartition],
     ) -> None:
         if not 0 <= requested.partition < len(topic.partitions):
             code = Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -192,14 +192,16 @@ class KafkaFetch:
         if requested.current_leader_epoch > 0:
             answer.error_code = self._context.refusal(API, Code.UNKNOWN_LEADER_EPOCH)
             return
-        readable_partitions.append(_Wanted(topic.name, topic.topic_id, requested, answer))
+        readable_partitions.append(
+            _ReadablePartition(topic.name, topic.topic_id, requested, answer)
+        )
 
     # -- records
 
     async def _read(
         self,
         request: FetchRequest,
-        readable_partitions: list[_Wanted],
+        readable_partitions: list[_ReadablePartition],
         share: Share,
         has_error: bool,
     ) -> int:
@@ -222,9 +224,9 @@ class KafkaFetch:
         while True:
             reading = _Reading(min(max(request.max_bytes, 1), settings.fetch_bytes_max), share)
             slices = Slices()
-            for wanted_partition in readable_partitions:
+            for readable_partition in readable_partitions:
                 await slices.pause()
-                has_error = not await self._read_partition(wanted_partition, reading) or has_error
+                has_error = not await self._read_partition(readable_partition, reading) or has_error
             is_late = loop.time() >= deadline_s or self._context.is_draining
             if reading.size >= request.min_bytes or has_error or is_late or not readable_partitions:
                 if reading.size or has_error or is_refreshed or reading.has_no_memory:
@@ -241,20 +243,22 @@ class KafkaFetch:
                 pause_s = min(2 * pause_s, ROOM_S_MAX)
                 continue
             keys = [
-                (wanted_partition.topic, wanted_partition.asked.partition)
-                for wanted_partition in readable_partitions
+                (readable_partition.topic, readable_partition.request.partition)
+                for readable_partition in readable_partitions
             ]
             if not await self._broker.records.wait_any(keys, loop.create_future(), deadline_s):
                 deadline_s = loop.time()
 
-    async def _read_partition(self, wanted_partition: _Wanted, reading: "_Reading") -> bool:
+    async def _read_partition(
+        self, readable_partition: _ReadablePartition, reading: "_Reading"
+    ) -> bool:
         """Read one partition into its answer. Return False after an error."""
-        answer, requested = wanted_partition.answer, wanted_partition.asked
+        answer, requested = readable_partition.answer, readable_partition.request
         answer.records = []
         try:
-            topic = self._broker.state.topic_of_id(wanted_partition.topic_id)
+            topic = self._broker.state.topic_of_id(readable_partition.topic_id)
             if topic is None:  # deleted during the wait
-                raise UnknownTopic(wanted_partition.topic)
+                raise UnknownTopic(readable_partition.topic)
             partition = topic.partitions[requested.partition]
             ends = partition.log_start_offset, partition.high_watermark
             if requested.fetch_offset != partition.high_watermark:
@@ -274,17 +278,19 @@ class KafkaFetch:
         answer.last_stable_offset = answer.high_watermark
         return not answer.error_code
 
-    def _charge(self, readable_partitions: list[_Wanted], client: ApiClient, size: int) -> None:
+    def _charge(
+        self, readable_partitions: list[_ReadablePartition], client: ApiClient, size: int
+    ) -> None:
         """Charge the bytes to the quota.
 
         Remove the records of topics that the client may no longer read.
         """
         client.rights.check_valid()
-        for wanted_partition in readable_partitions:
-            if not client.rights.may(FETCH, wanted_partition.topic):
-                wanted_partition.answer.records = []
-                error = forbidden(client.rights.principal, FETCH, wanted_partition.topic)
-                wanted_partition.answer.error_code = self._context.denial(
+        for readable_partition in readable_partitions:
+            if not client.rights.may(FETCH, readable_partition.topic):
+                readable_partition.answer.records = []
+                error = forbidden(client.rights.principal, FETCH, readable_partition.topic)
+                readable_partition.answer.error_code = self._context.denial(
                     API, client, error, RequestKind.FETCH
                 )
         client.rights.record(CONSUMER_BYTE_RATE, size)

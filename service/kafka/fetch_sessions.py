@@ -44,13 +44,13 @@ class _Name(NamedTuple):
     partition: int
 
 
-class _Kept:
+class _SessionPartition:
     """A partition of a session: how the client asks for it, and what the last answer said."""
 
-    __slots__ = ("asked", "ends")
+    __slots__ = ("ends", "request")
 
     def __init__(self, requested: FetchPartition) -> None:
-        self.asked = requested
+        self.request = requested
         self.ends: tuple[int, int, int] | None = None
         """High watermark, last stable offset and log start of the last answer without an error."""
 
@@ -75,32 +75,32 @@ class FetchSession:
         """Whether requests name topics by id. All requests of a session must be alike in this."""
         self.epoch = 1
         self.used_s = 0.0
-        self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
+        self._by_name: OrderedDict[_Name, _SessionPartition] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._by_name)
 
     def update(self, request: FetchRequest) -> None:
         """Take over the changes of a request."""
         for forgotten in request.forgotten_topics_data:
             for number in forgotten.partitions:
-                self._kept.pop(_Name(forgotten.topic, forgotten.topic_id, number), None)
+                self._by_name.pop(_Name(forgotten.topic, forgotten.topic_id, number), None)
         for name, requested in _partitions(request.topics):
-            partition = self._kept.get(name)
+            partition = self._by_name.get(name)
             if partition is None:
-                self._kept[name] = _Kept(requested)
+                self._by_name[name] = _SessionPartition(requested)
             else:
-                partition.asked = requested
+                partition.request = requested
 
     def topics(self) -> list[FetchTopic]:
         """Return the partitions to read. A topic may be there more than once."""
         topics: list[FetchTopic] = []
-        for name, partition in self._kept.items():
+        for name, partition in self._by_name.items():
             last = topics[-1] if topics else None
             if last is None or (last.topic, last.topic_id) != name[:2]:
                 last = FetchTopic(topic=name.topic, topic_id=name.topic_id, partitions=[])
                 topics.append(last)
-            last.partitions.append(partition.asked)
+            last.partitions.append(partition.request)
         return topics
 
     def remove_unchanged(self, response: FetchResponse, *, is_full: bool) -> None:
@@ -113,11 +113,11 @@ class FetchSession:
             changed = []
             for answer in topic.partitions:
                 name = _Name(topic.topic, topic.topic_id, answer.partition_index)
-                partition = self._kept.get(name)
+                partition = self._by_name.get(name)
                 if partition is None or partition.take(answer) or is_full:
                     changed.append(answer)
                 if partition is not None and answer.records:
-                    self._kept.move_to_end(name)
+                    self._by_name.move_to_end(name)
             topic.partitions = changed
         response.responses = [topic for topic in response.responses if topic.partitions]
         response.session_id = self.session_id
