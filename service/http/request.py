@@ -1,6 +1,7 @@
 """A request and a response without a framework: headers, query, body, stream."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import partial
 from http import HTTPStatus
@@ -59,7 +60,7 @@ class HttpResponse(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class WholeExchange:
+class WholeExchange(ABC):
     """A request and its answer without ASGI messages.
 
     `receive` and `send` of a request are methods of this object, unless an application wraps them.
@@ -68,23 +69,23 @@ class WholeExchange:
     disconnected: bool
     """Whether the client has ended the connection. Threads read it."""
 
+    @abstractmethod
     def whole_body(self) -> bytes | None:
         """Take and return the body, or return None if it has not arrived completely."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def answer(
         self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> None:
         """Write the whole answer. `headers` must have its Content-Length."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self) -> Arrival:
         """Watch whether the answer arrives.
 
         Call this just before the answer. Raises ClientGone if the client has ended the connection,
         perhaps in the same packet as the request.
         """
-        raise NotImplementedError
 
 
 def _whole_exchange(method: object) -> WholeExchange | None:
