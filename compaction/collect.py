@@ -28,7 +28,7 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ForgetTopic
 from tidelog.storage.core.errors import Corrupt, LogError, ObjectNotFound
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.holds import Hold
+from tidelog.storage.state.collection_holds import Hold
 from tidelog.storage.state.topic import DeletedTopic, Topic
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.manifest import Removal, Table

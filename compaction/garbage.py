@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.topic import DeletedTopic
 from tidelog.storage.state.topic_checks import is_topic_name

@@ -21,7 +21,7 @@ from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.upgrade import live_brokers
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import Entry
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import Append, LoseRecords
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, ObjectNotFound, Unavailable
 from tidelog.storage.core.log_settings import MembershipSettings
@@ -212,10 +212,10 @@ async def _take(
         previous=previous,
         entry_id=cluster.clock.new_id(),
         writer=wal.writer,
-        at_ms=max(state.time_ms, now_ms) if state.level == levels.FIRST else now_ms,
+        at_ms=max(state.time_ms, now_ms) if state.level == format_levels.FIRST else now_ms,
         chunks=[],
         commits=[],
-        store_ms=0 if state.level == levels.FIRST else cluster.store.seen_ms,
+        store_ms=0 if state.level == format_levels.FIRST else cluster.store.seen_ms,
     )
     header, entry_hash = entries.encode_header(entry)
     parts = [header, *entries.copy_of(entry, header)]
@@ -257,7 +257,7 @@ async def lost_records(
     ]
     await together(*reads, at_once=READS_AT_ONCE)
     if actions and not is_dry:
-        if cluster.state.level == levels.FIRST:
+        if cluster.state.level == format_levels.FIRST:
             raise InvalidRequest(
                 "giving up records needs level 2 of the format: run `tidelog upgrade` first"
             )

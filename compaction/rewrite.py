@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.plan import SegmentRange
@@ -76,7 +76,7 @@ class Rewrite(NamedTuple):
     rows: int
     kept: np.ndarray | None = None
     cleaned: Sequence[segments.Cleaned] | None = None
-    level: int = levels.NEWEST
+    level: int = format_levels.NEWEST
     start: int = 0
 
     @property

@@ -18,9 +18,9 @@ from tidelog.compaction.scrub_checks import Finding, FindingKind
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import DecodedEntry
-from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.wal.wal_objects import empty_state
@@ -236,7 +236,7 @@ def _verify(
     copy = entries.copy_in(body)
     try:
         decoded = entries.decode(body, key, seq=seq, previous=previous)
-        if decoded.entry.level > levels.FIRST and copy != body[: decoded.body_start]:
+        if decoded.entry.level > format_levels.FIRST and copy != body[: decoded.body_start]:
             violation = "the copy of its header at the end differs"
             findings.append(Finding(FindingKind.WAL, key, violation))
     except Corrupt as error:

@@ -35,7 +35,7 @@ from tidelog.storage.read.plan import SegmentRange, Split
 from tidelog.storage.read.split_reader import read_split
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.malloc import keep_freed_columns
-from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.blocking_store import OpenedStore
 from tidelog.storage.store.open import open_store
 from tidelog.storage.store.s3_options import S3Options
 

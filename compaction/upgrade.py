@@ -14,7 +14,7 @@ import msgspec
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.cluster.liveness import LivenessTracker, Member
 from tidelog.storage.codec.entry import Draft
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import ObjectNotFound, Unavailable
 from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.wal.view import WalView
@@ -34,7 +34,7 @@ async def upgrade(
     cluster: MaintenanceSession,
     *,
     is_dry: bool,
-    level: int = levels.NEWEST,
+    level: int = format_levels.NEWEST,
     settings: MembershipSettings,
 ) -> LevelChange:
     """Raise the cluster's level to `level`, by default to the newest that this version knows.
@@ -69,7 +69,7 @@ async def raise_level(wal: WalView, level: int) -> None:
 
 
 async def live_brokers(
-    cluster: MaintenanceSession, settings: MembershipSettings, level: int = levels.NEWEST + 1
+    cluster: MaintenanceSession, settings: MembershipSettings, level: int = format_levels.NEWEST + 1
 ) -> list[str]:
     """Return the names of live brokers that do not know the level; by default, of all live brokers.
 

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidelog.storage.cluster.announcer import NO_PEERS, AnnouncerCounters, PeerTransport
 from tidelog.storage.cluster.cluster import Cluster, Members
+from tidelog.storage.cluster.entry_announcer import NO_PEERS, AnnouncerCounters, PeerTransport
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import Notice, announced_notice
@@ -40,7 +40,7 @@ from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.coordinator_choice import Rendezvous
 from tidelog.storage.groups.groups import ClusterGroups
 from tidelog.storage.kafka_log import KafkaLog
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.records import ClusterRecords
@@ -58,7 +58,7 @@ from tidelog.storage.topics import ClusterTopics
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
-from tidelog.storage.write import hot_log_file, hot_log_recovery
+from tidelog.storage.write import hot_log_file, recovered_requests
 from tidelog.storage.write.writer import WriterCounters, WriterSettings
 
 
@@ -271,7 +271,7 @@ class Broker:
             self._start_groups()
 
     async def _recommit(self, files: list[hot_log_file.Recovered]) -> None:
-        files = await hot_log_recovery.settled(self._log.wal, files)
+        files = await recovered_requests.settled(self._log.wal, files)
         kept_files = [file for file in files if file.is_kept and file.requests]
         files = [file for file in files if file not in kept_files]
         requests = [request for file in files for request in file.requests]
@@ -315,7 +315,7 @@ class Broker:
 
         That is a bug, or Fenced: a copy of this process writes to the log.
         """
-        fenced = asyncio.create_task(self._log.wal.copy_fence.until_fenced(), name="tidelog-fence")
+        fenced = asyncio.create_task(self._log.wal.clone_fence.until_fenced(), name="tidelog-fence")
         tasks = [fenced, self._log.writer.task, *self._tasks]
         running = [task for task in tasks if task is not None]
         try:

@@ -3,7 +3,7 @@
 import base64
 
 from tidelog.storage.core.actions import AccessAction, CreateKey
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.state.access import Key, digest
 
 SECRET_PREFIX = "tl_"

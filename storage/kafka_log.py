@@ -15,13 +15,13 @@ import pyarrow as pa
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import record_batch as kafka
 from tidelog.storage.codec.chunk import RECORD_SCHEMA, RECORDS_MAX
-from tidelog.storage.codec.producer_batches import KeptBatches
+from tidelog.storage.codec.kept_batches import KeptBatches
 from tidelog.storage.codec.record_batch import Batch, KeptBatch, KeylessRecords
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import ProducerBatch
 from tidelog.storage.core.errors import RecordTooLarge
 from tidelog.storage.core.model import AppendedRange, ReadBounds
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows
@@ -80,7 +80,7 @@ class KafkaLog:
         producer = None
         if batch.producer_id >= 0:
             producer = ProducerBatch(batch.producer_id, batch.producer_epoch, batch.base_sequence)
-        records = batch if log.state.level >= levels.KAFKA else _columns(batch)
+        records = batch if log.state.level >= format_levels.KAFKA else _columns(batch)
         part = part_rows(topic, partition, records, producer)
         topic_id = topic.topic_id if producer is None else None
         request = AppendRequest([part], max(size, batch.weight), topic_id=topic_id)
@@ -110,7 +110,7 @@ class KafkaLog:
 
         **On a crash** before the answer: the id is never used.
         """
-        if self._log.state.level < levels.KAFKA:
+        if self._log.state.level < format_levels.KAFKA:
             return (await self._records.init_producer()).producer_id
         return await self._records.reserve_producers(1)
 

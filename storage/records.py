@@ -23,7 +23,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import OFFSET_MAX, Acks, AppendedRange, ReadBounds
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.read.long_polls import ANY_PARTITION, TopicChanges
 from tidelog.storage.read.reader import FetchResult
 from tidelog.storage.state.partition import Partition

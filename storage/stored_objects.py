@@ -9,7 +9,7 @@ from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound, TableInDoubt
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.delta import open_table

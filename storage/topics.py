@@ -10,7 +10,7 @@ from tidelog.storage.core.actions import (
     SetTopicDefaults,
 )
 from tidelog.storage.core.errors import TopicExists
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.state.topic_checks import check_new_name, check_partitions
 

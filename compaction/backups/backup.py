@@ -19,7 +19,7 @@ The hold does not decide which objects are copied. It only keeps these objects u
 copied. If an object that the backup needs is gone nevertheless, the backup ends with an error: that
 the hold is over, or else that the object is damaged.
 While the hold is in force, no other backup deletes objects in the place. A hold may end early
-(storage/state/holds.py), but then no later renewal succeeds.
+(storage/state/collection_holds.py), but then no later renewal succeeds.
 
 **On a crash** before the manifest is written, there is no backup, and the hold expires. The next
 backup into the place uses the objects that were copied.
@@ -57,7 +57,7 @@ from tidelog.compaction.garbage import live_objects
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -136,7 +136,7 @@ async def backup(
     another backup may be removing old backups from the place.
     """
     await cluster.refresh()
-    if cluster.state.level == levels.FIRST:
+    if cluster.state.level == format_levels.FIRST:
         raise InvalidRequest(
             "a backup beside running brokers needs level 2 of the format, the cluster has level 1: "
             "run `tidelog upgrade` first"

@@ -39,7 +39,7 @@ from tidelog.storage.core.object_keys import log_version
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.holds import Holds
+from tidelog.storage.state.collection_holds import Holds
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.tables.delta import open_table

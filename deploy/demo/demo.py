@@ -40,7 +40,7 @@ from tidelog.storage.read.offline_log import open_snapshot
 from tidelog.storage.read.plan import TopicSnapshot
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.tasks import together
-from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.blocking_store import OpenedStore
 
 TOPIC = "flights"
 PARTITIONS = 6

@@ -114,7 +114,7 @@ def frame_of(
 
 def _check_topic(settings: Settings, topic: str) -> None:
     from tidelog.storage.read.offline_log import open_snapshot
-    from tidelog.storage.store.blocking import OpenedStore
+    from tidelog.storage.store.blocking_store import OpenedStore
 
     with OpenedStore(settings.store, settings.s3) as opened_store:
         opened_store.run(open_snapshot(opened_store.store, SystemClock(), [topic]))

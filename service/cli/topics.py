@@ -23,7 +23,7 @@ from tidelog.service.cli.output import (
 from tidelog.service.cli.positions import config_in_words, configs_with_units
 from tidelog.service.client.admin import config_changes
 from tidelog.service.client.connection import Connection, quoted
-from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.codec.key_partition import partition_of
 from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.runtime.tasks import together
 

@@ -44,7 +44,7 @@ from tidelog.service.client.records import (
     encoded,
 )
 from tidelog.service.client.transactions import AsyncTransaction
-from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.codec.key_partition import partition_of
 
 log = logging.getLogger("tidelog.client")
 

@@ -1,4 +1,4 @@
-"""The route of the cluster's health: it collects the facts that `service.telemetry.health` judges.
+"""The route of the cluster's health: it collects the facts that `health_rules` judges.
 
 It answers also while the store does not: it uses the state in memory. The results of commands of
 maintenance, the times of sealed records and the check of readiness need the store. They have
@@ -21,7 +21,7 @@ from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import sliced
 from tidelog.service.telemetry.broker_health import BrokerSigns
 from tidelog.service.telemetry.group_lags import group_ids
-from tidelog.service.telemetry.health import BrokerFacts, Facts, GroupFacts, TailFacts, judge
+from tidelog.service.telemetry.health_rules import BrokerFacts, Facts, GroupFacts, TailFacts, judge
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.service.telemetry.rates import BrokerRates, RateSampler, quantile_s

@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tidelog.service.formats import arrow
+from tidelog.service.formats.encoded_size_bounds import fitted
 from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.formats.json_text import ReadFormat
-from tidelog.service.formats.page_bounds import fitted
 from tidelog.service.formats.pages import ON_ERROR, OnError, RecordPage, check_first, encode_page
 from tidelog.service.formats.strict_bodies import StrictBody, decode_body
 from tidelog.service.formats.v3_records import milliseconds
@@ -27,7 +27,7 @@ from tidelog.service.http.parameters import (
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
-from tidelog.storage.groups.member_reads import Portion, PortionCheck, Read
+from tidelog.storage.groups.read_result import Portion, PortionCheck, Read
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX
 from tidelog.storage.state.group_state import NAME_BYTES_MAX
 

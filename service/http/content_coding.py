@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from tidelog.storage.codec import compression
+from tidelog.storage.codec import decompression
 from tidelog.storage.codec.batch_header import InvalidBatch
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
@@ -23,7 +23,7 @@ PACKED_BYTES_MIN = 16 * 1024
 _GZIP_BITS = 31
 _GZIP_LEVEL = 1
 _CODINGS = {b"gzip": b"gzip", b"x-gzip": b"gzip", b"zstd": b"zstd"}
-_CODECS = {b"gzip": compression.GZIP, b"zstd": compression.ZSTD}
+_CODECS = {b"gzip": decompression.GZIP, b"zstd": decompression.ZSTD}
 _IDENTITY = (b"", b"identity")
 
 
@@ -80,8 +80,8 @@ def coding_of_body(header: bytes) -> bytes:
 def unpack(body: bytes, coding: bytes, bytes_max: int) -> bytes:
     """Return the content of a body. Raises UnpacksToMore, BadEncoding."""
     try:
-        return compression.unpack(_CODECS[coding], body, bytes_max)
-    except compression.TooMuch as error:
+        return decompression.unpack(_CODECS[coding], body, bytes_max)
+    except decompression.TooMuch as error:
         raise UnpacksToMore(len(body), error.bound) from error
     except InvalidBatch as error:
         raise BadEncoding(f"the body does not unpack: {error}") from error

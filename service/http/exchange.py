@@ -96,8 +96,8 @@ class Exchange(RequestResponseCycle, WholeExchange):
     """One request and its answer.
 
     `answer` and `send` return when the socket has taken all bytes except a bounded rest
-    (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps its share of the
-    memory.
+    (CONNECTION_BYTES of service.http.connection_admission). Until then, the caller keeps its share
+    of the memory.
     """
 
     arrival: Arrival | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 import uvicorn
 
-from tidelog.service.http.admission import Admission
+from tidelog.service.http.connection_admission import Admission
 from tidelog.service.http.urls import host_of_url
 from tidelog.service.http.uvicorn_protocol import Config, Protocol
 from tidelog.storage.core.errors import LogError

@@ -4,8 +4,9 @@ A request that offers another protocol (`Upgrade: h2c`, which Java's HttpClient 
 request) is read without the offer (RFC 9110, 7.8). With the offer, llhttp would end the request at
 its head, and uvicorn would serve it without its body and parse the body as the next request.
 
-service.http.admission bounds connections, their times and heads. If a request is answered before
-its whole body has arrived, its connection ends, because the next bytes belong to its body.
+service.http.connection_admission bounds connections, their times and heads. If a request is
+answered before its whole body has arrived, its connection ends, because the next bytes belong to
+its body.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tidelog.service.http.admission import (
+from tidelog.service.http.connection_admission import (
     HEAD_BYTES_MAX,
     HEAD_FIELDS_MAX,
     PIPELINED_FIELDS_MAX,

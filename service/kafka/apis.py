@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from tidelog.service.kafka.answers import EncodedAnswer, Later
+from tidelog.service.kafka.answer_forms import EncodedAnswer, Later
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import handshake
 from tidelog.service.kafka.messages.compiler import decoder, encoder

@@ -21,9 +21,9 @@ from collections import deque
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from tidelog.service.kafka.answers import CloseConnection, Later
+from tidelog.service.kafka.answer_forms import CloseConnection, Later
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
 from tidelog.service.kafka.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -36,7 +36,7 @@ from tidelog.service.kafka.messages.produce import (
 from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.security.caller import forbidden
 from tidelog.service.telemetry.metrics import KAFKA
-from tidelog.storage.codec import byte_loops, compression
+from tidelog.storage.codec import byte_loops, decompression
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.codec.record_batch import (
     ANY,
@@ -212,7 +212,7 @@ class KafkaAppend(Later):
         most = 0
         for part, outcome, rules in zip(self.parts, self.batches, self._rules, strict=True):
             if outcome is None and part.records is not None and _codec(part.records):
-                most = max(most, compression.bound_of(part.records.nbytes, rules.unpacked_max))
+                most = max(most, decompression.bound_of(part.records.nbytes, rules.unpacked_max))
         return most
 
     def check_slice(self) -> None:
@@ -445,7 +445,7 @@ def _rules_of(config: TopicConfig) -> _TopicRules:
 
 @lru_cache(maxsize=1024)
 def _rules(bytes_max: int, is_compacted: bool) -> _TopicRules:
-    unpacked_max = max(UNPACKED_PER_BYTE * bytes_max, compression.UNPACKED_MIN)
+    unpacked_max = max(UNPACKED_PER_BYTE * bytes_max, decompression.UNPACKED_MIN)
     return _TopicRules(bytes_max, Rules(min(unpacked_max, UNPACKED_BYTES_MAX), is_compacted))
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.fetch_sessions import FetchSession, FetchSessions, SessionRefused
 from tidelog.service.kafka.messages.compiler import encoder

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.service.kafka.admin.calls import ChangeRefused, GroupCall
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import group_offsets as messages
@@ -23,7 +23,7 @@ from tidelog.service.operations.rights import (
     JOIN_GROUP,
 )
 from tidelog.service.slices import Slices, sliced
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import GroupOffset
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
@@ -406,7 +406,7 @@ class KafkaGroupOffsets:
         if not self._groups.is_coordinator(group_id):
             raise ChangeRefused(Code.NOT_COORDINATOR, "ask the coordinator")
         state = self._broker.state
-        if state.level < levels.KAFKA:  # an older broker cannot read such an entry
+        if state.level < format_levels.KAFKA:  # an older broker cannot read such an entry
             raise ChangeRefused(Code.UNSUPPORTED_VERSION, "the cluster's level is too old")
         described = self._groups.describe(group_id)
         if described is not None and described.phase is not GroupPhase.EMPTY:

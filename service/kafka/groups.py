@@ -8,10 +8,10 @@ members have assignments in the format of Kafka's consumers.
 from collections.abc import Callable, Iterable
 
 from tidelog.service.kafka.admin.calls import GroupCall
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import groups as messages

@@ -8,9 +8,9 @@ partition once.
 import contextlib
 from collections.abc import Iterable
 
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.topics import (
     DescribeLogDirsPartition,

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidelog.service.kafka.admin.calls import AdminCall
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.metadata import (

@@ -6,9 +6,9 @@ one.
 
 from collections.abc import Iterable
 
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.fetch import (
     LeaderEpochEndOffset,

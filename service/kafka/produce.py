@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable
 from functools import partial
 
-from tidelog.service.kafka.answers import CloseConnection, Later
+from tidelog.service.kafka.answer_forms import CloseConnection, Later
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.appends import (
     API,
@@ -21,7 +22,6 @@ from tidelog.service.kafka.appends import (
     KafkaAppend,
 )
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.produce import (
     InitProducerIdRequest,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
-from tidelog.service.http.admission import Admission
+from tidelog.service.http.connection_admission import Admission
 from tidelog.service.kafka.client import ApiClient
 
 log = logging.getLogger("tidelog.kafka")

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import TypeVar
 
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.schema import Message
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import msgspec
 
-from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.http.connection_admission import Admission, Limits
 from tidelog.service.http.errors import error_response
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.listening_sockets import HttpServer

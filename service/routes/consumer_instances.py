@@ -59,7 +59,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
-from tidelog.storage.groups.member_reads import Read
+from tidelog.storage.groups.read_result import Read
 from tidelog.storage.groups.rest_members import MemberSession
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.committed_offsets import check_group_id

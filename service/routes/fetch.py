@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from tidelog.service.codec_threads import UnpackThreads
 from tidelog.service.formats import events
+from tidelog.service.formats.encoded_size_bounds import FittedPage, fitted
 from tidelog.service.formats.fetched import FetchPage, FetchParams, encode, limits, positions
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.page_bounds import FittedPage, fitted
 from tidelog.service.formats.pages import RecordPage, headers_of
 from tidelog.service.formats.read_parameters import (
     FORMAT_PARAMETER,
@@ -41,10 +42,9 @@ from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.operations.rights import FETCH
 from tidelog.service.routes.follower_bounds import Followers
 from tidelog.service.security.caller import CallerRights, rights_of
-from tidelog.service.security.request_time import measured
+from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import (

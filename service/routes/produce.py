@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 import msgspec
 import pyarrow as pa
 
+from tidelog.service.codec_threads import UnpackThreads
 from tidelog.service.formats import arrow, json_in, json_out
 from tidelog.service.formats.schema_refusals import schema_error
 from tidelog.service.http.media_types import (
@@ -46,7 +47,6 @@ from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.chunk import Rows

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from tidelog.service.formats import json_in, v3_records
-from tidelog.service.http.admission import STREAM_BYTES
+from tidelog.service.http.connection_admission import STREAM_BYTES
 from tidelog.service.http.errors import TopicNotHosted, answered
 from tidelog.service.http.media_types import JSON
 from tidelog.service.http.request import HttpRequest, HttpResponse
@@ -29,7 +29,7 @@ from tidelog.service.routes.produce import (
     client_key,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
-from tidelog.service.security.request_time import measured
+from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker

@@ -14,12 +14,12 @@ from tidelog.service.http.listening_sockets import bound_sockets
 from tidelog.service.kafka.admin.acls import disabled_acl_apis
 from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import table
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, RequestMemory
 from tidelog.service.kafka.connections.listener import CONNECTION_BYTES, Listener, limits_of
 from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import KafkaFetch
 from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.groups import Groups

@@ -2,7 +2,7 @@
 
 A JSON event has `time` (RFC 3339, UTC, ms), `level`, `logger`, `message` and `process`. An event of
 an exception also has `exception`, the traceback as one text. An event of the audit log also has
-`audit`. A line about a request has its fields (service.http.errors, service.kafka.context):
+`audit`. A line about a request has its fields (service.http.errors, service.kafka.api_context):
 `request_id`, `topic`, `error_code` and others. In JSON, each line of stderr is exactly one event.
 
 Clients and a failing store can cause any number of lines. Lines of one kind are bounded, so that

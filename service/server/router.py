@@ -24,9 +24,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
 
+from tidelog.service.codec_threads import UnpackThreads
 from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
-from tidelog.service.http.admission import Limits, address_max
 from tidelog.service.http.body_limit import set_limit
+from tidelog.service.http.connection_admission import Limits, address_max
 from tidelog.service.http.cors import Cors, exposing
 from tidelog.service.http.errors import answered
 from tidelog.service.http.media_types import JSON, NotAcceptable, is_served, not_acceptable
@@ -63,11 +64,10 @@ from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.authenticator import READING, Security
 from tidelog.service.security.caller import ALL_RIGHTS, charge_request, rights_of
 from tidelog.service.security.origin_check import Sites
-from tidelog.service.security.request_time import measured
+from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
@@ -249,7 +249,7 @@ class Router:
         self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
         self._security = security
         self.proves_by_head = security is None
-        """Whether the head of any request proves its connection (A3 of service.http.admission)."""
+        """Whether the head of any request proves its connection (A3 of connection_admission)."""
         self._sites = Sites(settings)
         self._audit = audit
         self.counters = counters

@@ -15,13 +15,14 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from tidelog.service.codec_threads import UNPACKED_ALL_BYTES_MAX, UnpackThreads
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
-from tidelog.service.http.admission import Admission
+from tidelog.service.http.connection_admission import Admission
 from tidelog.service.http.handshakes import HANDSHAKES_BYTES_MAX, Handshakes
 from tidelog.service.http.loop_turns import Turns
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections.listener import limits_of as kafka_limits
-from tidelog.service.kafka.context import Context
 from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.rights import DESCRIBE_TOPIC
 from tidelog.service.peers.client import METRICS, HttpPeers
@@ -47,7 +48,6 @@ from tidelog.service.settings.telemetry import TelemetrySettings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
-from tidelog.service.unpack_threads import UNPACKED_ALL_BYTES_MAX, UnpackThreads
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tidelog.service.settings.fields import LOG, MIB, ms_of, setting
 from tidelog.service.settings.store import StoreSettings
-from tidelog.storage.core.cluster_bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
+from tidelog.storage.core.time_bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

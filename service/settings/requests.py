@@ -81,7 +81,7 @@ class RequestSettings(ListenerSettings):
     # Fixed limits, not settings: a test overrides them in a subclass.
     connections_max: ClassVar[int] = 10_000
     """Maximum number of open connections. For a further connection, the server closes an unproved
-    or an idle one (service.http.admission). If it may close none, it answers 503, except for
+    or an idle one (service.http.connection_admission). If it may close none, it answers 503, except for
     health."""
     fetch_wait_ms_max: ClassVar[int] = 30_000
     """Maximum time of a long poll."""

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.http.connection_admission import Admission, Limits
 from tidelog.service.telemetry.log_metrics import counter, histogram
 from tidelog.storage.core.histogram import SECONDS, Histogram
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tidelog.service.telemetry.health import MaintenanceFacts
+from tidelog.service.telemetry.health_rules import MaintenanceFacts
 from tidelog.service.telemetry.log_metrics import gauge
 from tidelog.service.telemetry.maintenance_results import (
     KINDS,

@@ -28,14 +28,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.http.connection_admission import Admission, Limits
 from tidelog.service.telemetry.group_lags import LagTotals
 from tidelog.service.telemetry.group_metrics import GroupCollector
 from tidelog.service.telemetry.kafka_counters import KafkaCollector, KafkaCounters
 from tidelog.service.telemetry.log_metrics import Labelled, LogCollector, counter, histogram
 from tidelog.service.telemetry.loop_probe import HELD_S
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCollector, MaintenanceCounters
-from tidelog.service.telemetry.partition_shares import PartitionShares, SharesCollector
+from tidelog.service.telemetry.partition_skew import PartitionShares, SharesCollector
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.histogram import SECONDS, Histogram

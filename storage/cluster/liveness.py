@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.store.object_store import ObjectInfo
 
@@ -52,7 +52,7 @@ class Member(msgspec.Struct, frozen=True):
     """The port for clients, on the host of `address`; 0 if not known."""
     protocol: int = PROTOCOL
     beat: int = 0
-    level: int = levels.FIRST
+    level: int = format_levels.FIRST
     """The newest level of the format that the broker knows; version 0.1 did not write it."""
     kafka: tuple[KafkaListener, ...] = ()
     """The listener for Kafka's protocol, if there is one."""

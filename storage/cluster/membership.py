@@ -19,7 +19,7 @@ from tidelog.storage.cluster.liveness import (
     ranked,
 )
 from tidelog.storage.cluster.messages import Notice
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import ObjectNotFound
 from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.runtime.clock import Clock
@@ -53,7 +53,7 @@ class Membership:
             "",
             clock.new_id().hex(),
             clock.now_ms(),
-            level=levels.NEWEST,
+            level=format_levels.NEWEST,
         )
         self.cluster_id = cluster_id
         self.others: list[Member] = []

@@ -9,7 +9,7 @@ rebalance.
 import asyncio
 import logging
 
-from tidelog.storage.cluster.announcer import PeerTransport
+from tidelog.storage.cluster.entry_announcer import PeerTransport
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import encode_announcements

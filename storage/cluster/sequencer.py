@@ -20,7 +20,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidelog.storage.cluster.announcer import Announcer, PeerTransport
+from tidelog.storage.cluster.entry_announcer import Announcer, PeerTransport
 from tidelog.storage.cluster.liveness import Member, first_trusted
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import (
@@ -45,7 +45,7 @@ from tidelog.storage.codec.entry import (
     has_kafka_part,
     shares,
 )
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -207,7 +207,7 @@ class Sequencer:
         draft = await self._upload_if_large(draft)
         # A copy of this process (on a cloned machine) uses the same numbers. `apply` skips a
         # draft whose number is already in the log.
-        self.wal.copy_fence.check_fence()
+        self.wal.clone_fence.check_fence()
         # A draft that fails uses its number, too, so two drafts never have the same number.
         self._number += 1
         origin = DraftId(self.membership.me.id, self._number, len(draft.commits))
@@ -235,7 +235,7 @@ class Sequencer:
             return draft
         self.counters.uploads += 1
         state = self.wal.state
-        is_first = state.level == levels.FIRST
+        is_first = state.level == format_levels.FIRST
         now_ms = max(state.time_ms, self.clock.now_ms()) if is_first else state.elapsed_ms
         end_ms = now_ms + int(state.bounds.now.wal_retention_ms / 2)
         key = object_keys.data(self.clock.new_id().hex(), end_ms)
@@ -329,7 +329,7 @@ class Sequencer:
             self.counters.not_taken += 1
             why = "shutting down" if self._is_closing else "the queue of drafts is full"
             raise ForwardRefused(why)
-        if self.wal.state.level < levels.KAFKA and has_kafka_part(draft):
+        if self.wal.state.level < format_levels.KAFKA and has_kafka_part(draft):
             self.counters.not_taken += 1
             raise ForwardRefused("this broker has not read the entry that raises the level")
         self.counters.taken += 1
@@ -492,10 +492,10 @@ class Sequencer:
                 else:
                     own.done.set_result(outcomes)
                 return
-            self.wal.copy_fence.fence(entry.seq)
+            self.wal.clone_fence.fence(entry.seq)
             own.done.set_exception(Fenced(self.wal.writer, entry.seq))
         elif origin.number > self._number:
-            self.wal.copy_fence.fence(entry.seq)
+            self.wal.clone_fence.fence(entry.seq)
 
     def on_reset(self) -> None:
         """Handle a reload of the view.
@@ -506,7 +506,7 @@ class Sequencer:
         state, own = self.wal.state, self._own
         is_unused = own is not None and not (own.is_in_doubt or own.is_in_own_put)
         if state.origins.number(self.membership.me.id) > self._number - is_unused:
-            self.wal.copy_fence.fence(state.seq)
+            self.wal.clone_fence.fence(state.seq)
         unknown = ForwardOutcomeUnknown("the sequencer's view of the WAL had expired")
         foreign = [waiting for waiting in self._queue if waiting.origin is not None]
         self._fail(foreign, unknown, unknown)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import (
     KAFKA_CODEC,
     AnyAction,
@@ -163,9 +163,9 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     Raises InvalidRequest if the entry has an action that its level does not have, because no
     process could read the entry.
     """
-    if entry.level < levels.KAFKA and has_kafka_part(entry):
+    if entry.level < format_levels.KAFKA and has_kafka_part(entry):
         raise InvalidRequest("the format has this action, or record batches, from level 4 on")
-    header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
+    header = _encoder.encode(entry if entry.level > format_levels.FIRST else _first_level(entry))
     assert len(header) <= HEADER_BYTES_MAX, "readers refuse a header of this size"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
 
@@ -176,7 +176,7 @@ def copy_of(entry: Entry, header: bytes) -> list[Part]:
     From level 2 on, this is a copy of `header`, the bytes before the chunks. Without this copy, one
     damaged header would end the chain for all readers.
     """
-    if entry.level == levels.FIRST:
+    if entry.level == format_levels.FIRST:
         return []
     return [header, _END.pack(len(header), COPY_MAGIC)]
 
@@ -227,14 +227,14 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
         raise Corrupt(key, f"it ends after {len(start)} bytes, inside its header")
     if crc32c(header) != _PREFIX.unpack_from(start)[2]:
         raise Corrupt(key, "checksum of the header differs")
-    levels.leading(header, key)
+    format_levels.leading(header, key)
     try:
         entry = _decoder.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(key, f"its header does not decode: {error}") from error
-    if entry.level == levels.FIRST and _exceeds_first_level(entry):
+    if entry.level == format_levels.FIRST and _exceeds_first_level(entry):
         raise Corrupt(key, "its header has what level 1 of the format does not have")
-    if entry.level < levels.KAFKA and has_kafka_part(entry):
+    if entry.level < format_levels.KAFKA and has_kafka_part(entry):
         raise Corrupt(key, "its header has what the format has from level 4 on")
     if entry.seq != seq:
         raise Corrupt(key, f"its number is {entry.seq}, expected {seq}")

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidelog.storage.codec import byte_loops
 from tidelog.storage.codec.chunk import Rows, octets_before
-from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.codec.key_partition import partition_of
 from tidelog.storage.core.errors import InvalidRequest
 
 Column: TypeAlias = "pa.Array[Any]"

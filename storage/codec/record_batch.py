@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.codec import chunk, compression, records
+from tidelog.storage.codec import chunk, decompression, records
 from tidelog.storage.codec.batch_header import (
     ATTRIBUTES_AT,
     CODEC_BITS,
@@ -108,7 +108,7 @@ class DecodedBatches(NamedTuple):
 class Rules(NamedTuple):
     """The bounds that the topic of a batch sets to its check."""
 
-    unpacked_max: int = compression.UNPACKED_MAX
+    unpacked_max: int = decompression.UNPACKED_MAX
     """The most bytes that the records of a batch may unpack to."""
     needs_keys: bool = False
     """Whether a record without a key is refused, because the topic is compacted by key."""
@@ -193,11 +193,11 @@ def _opened(sent: memoryview, rules: Rules, effort: Effort | None) -> _Opened:
 
 def _unpacked(codec: int, packed: memoryview, rules: Rules, effort: Effort | None) -> bytes:
     if effort is None or effort.unpacked >= rules.unpacked_max:
-        raw = compression.unpack(codec, packed, rules.unpacked_max)
+        raw = decompression.unpack(codec, packed, rules.unpacked_max)
     else:
         try:
-            raw = compression.unpack(codec, packed, effort.unpacked)
-        except compression.TooMuch:
+            raw = decompression.unpack(codec, packed, effort.unpacked)
+        except decompression.TooMuch:
             raise TooMuchEffort from None
         except InvalidBatch:
             effort.unpacked = 0  # the bytes up to the error may have been so many
@@ -273,8 +273,10 @@ def _check_values(header: BatchHeader) -> None:
         raise InvalidBatch("a producer may not send control records")
     if header.attributes & ~_KNOWN_BITS:
         raise InvalidBatch(f"attributes {header.attributes} have bits without a meaning")
-    if header.attributes & CODEC_BITS > compression.ZSTD:
-        raise InvalidBatch(f"codec {header.attributes & CODEC_BITS} is none of {compression.NAMES}")
+    if header.attributes & CODEC_BITS > decompression.ZSTD:
+        raise InvalidBatch(
+            f"codec {header.attributes & CODEC_BITS} is none of {decompression.NAMES}"
+        )
     if header.base_offset:
         raise InvalidBatch(f"base offset {header.base_offset} of a producer's batch is not 0")
     if header.count < 1 or header.last_offset_delta != header.count - 1:
@@ -395,7 +397,7 @@ def _read(batches: Sequence[KeptBatch], key: str, bytes_max: int) -> tuple[pa.Re
     for data, count, _ in batches:
         attributes, base_timestamp = _ORIGIN.unpack_from(data)
         packed, codec = data[HEADER_SIZE:], attributes & CODEC_BITS
-        piece: records.Raw = compression.unpack(codec, packed) if codec else packed
+        piece: records.Raw = decompression.unpack(codec, packed) if codec else packed
         if count > len(piece) // RECORD_SIZE_MIN:
             raise InvalidBatch(f"{len(piece)} bytes cannot hold {count} records")
         pieces.append(piece)

@@ -38,7 +38,7 @@ from tidelog.storage.codec.chunk import (
     octets_before,
     timestamp_range,
 )
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import Part
 
@@ -131,7 +131,11 @@ class RowGroup(NamedTuple):
 
 
 def write(
-    batches: Iterable[pa.RecordBatch], *, codec: str, is_json: bool, level: int = levels.NEWEST
+    batches: Iterable[pa.RecordBatch],
+    *,
+    codec: str,
+    is_json: bool,
+    level: int = format_levels.NEWEST,
 ) -> Written:
     """Encode one or more records (RECORD_SCHEMA, ascending offsets) as a segment.
 
@@ -148,8 +152,8 @@ def write(
 class SegmentWriter:
     """An incremental `write`. Holds the encoded segment and one row group in memory."""
 
-    def __init__(self, codec: str, level: int = levels.NEWEST) -> None:
-        self._schema = RECORD_SCHEMA if level == levels.FIRST else _NUMBERED_SCHEMA
+    def __init__(self, codec: str, level: int = format_levels.NEWEST) -> None:
+        self._schema = RECORD_SCHEMA if level == format_levels.FIRST else _NUMBERED_SCHEMA
         self._codec = _CODECS.get(codec, codec)
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None

@@ -424,7 +424,7 @@ class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False
 
 
 class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False):
-    """New bounds of the cluster, in milliseconds (core.cluster_bounds).
+    """New bounds of the cluster, in milliseconds (core.time_bounds).
 
     None keeps the bound that was set last. Exists from level 2 on. A raised bound, and any view
     age, is in effect at once. A lowered retention or grace takes effect when no process relies on

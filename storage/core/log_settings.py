@@ -5,7 +5,7 @@ The parts import them, and so does `tidelog.service.settings`, which must not lo
 
 from typing import NamedTuple
 
-from tidelog.storage.core.cluster_bounds import DEFAULT_BOUNDS, Bounds
+from tidelog.storage.core.time_bounds import DEFAULT_BOUNDS, Bounds
 
 START_RETRY_S = 60.0
 """Time for which one step of a start may fail. A store that restarts (SeaweedFS, MinIO, a gateway)

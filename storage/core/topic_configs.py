@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import InvalidConfig
 
 _FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,19})?")
@@ -39,7 +39,7 @@ class ConfigKey(NamedTuple):
     doc: str
     parse: Callable[[str], object]
     broker_name: str = ""
-    level: int = levels.FIRST
+    level: int = format_levels.FIRST
 
 
 def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
@@ -289,7 +289,7 @@ class TopicConfig(NamedTuple):
     target_segment_bytes: int
 
 
-def check(name: str, value: str, level: int = levels.NEWEST) -> None:
+def check(name: str, value: str, level: int = format_levels.NEWEST) -> None:
     """Raise InvalidConfig if a cluster at this level of the format cannot have the value.
 
     The config may be unknown, or of a later level, or the value not valid. The message names the
@@ -414,10 +414,10 @@ def check_defaults(values: Mapping[str, str], level: int) -> InvalidConfig | Non
 
 
 def _check_defaults_level(level: int) -> None:
-    if level < levels.TOPIC_DEFAULTS:
+    if level < format_levels.TOPIC_DEFAULTS:
         raise InvalidConfig(
-            f"defaults of topics need level {levels.TOPIC_DEFAULTS} of the format, the cluster has "
-            f"level {level}: run tidelog upgrade"
+            f"defaults of topics need level {format_levels.TOPIC_DEFAULTS} of the format, "
+            f"the cluster has level {level}: run tidelog upgrade"
         )
 
 

@@ -35,7 +35,7 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.groups.coordinator_choice import Coordinators
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.runtime.tasks import retrieve_exception, surviving
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.group_state import ConsumerGroup

@@ -8,7 +8,7 @@ from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.kafka_groups import KafkaGroups
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.rest_groups import RestGroups
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.access import TopicFilter
 from tidelog.storage.state.committed_offsets import CommittedOffset

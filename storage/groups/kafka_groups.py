@@ -24,7 +24,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import (
     AnyAction,
     CommitOffsets,
@@ -61,7 +61,7 @@ from tidelog.storage.groups.kafka_requests import (
 )
 from tidelog.storage.groups.kafka_roster import Roster
 from tidelog.storage.groups.offset_commits import OffsetCommits
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.group_members import CLIENT_BYTES_MAX, MEMBERS_MAX
 from tidelog.storage.state.group_state import NO_GENERATION, ClientMember, ConsumerGroup
@@ -474,7 +474,7 @@ class KafkaGroups:
             await self._log.wal.refresh()  # another broker may have just settled the group (I3)
             if not self._log.state.members.has_members(group_id):
                 return GroupCode.UNKNOWN_MEMBER_ID
-        if self._log.state.level < levels.KAFKA:
+        if self._log.state.level < format_levels.KAFKA:
             return GroupCode.UNSUPPORTED_VERSION
         try:
             group = await self.coordinator.coordinate(group_id, self)

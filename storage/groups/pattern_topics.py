@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tidelog.storage.core.actions import Subscribe
 from tidelog.storage.core.errors import BoundReached, InvalidRequest, UnknownMember
 from tidelog.storage.groups import patterns
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.state.access import Access, TopicFilter
 from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
 from tidelog.storage.state.group_state import ConsumerGroup

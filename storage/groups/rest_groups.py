@@ -39,11 +39,11 @@ from tidelog.storage.groups import delivery_outcome
 from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.group_release import GroupRequests
 from tidelog.storage.groups.join_backoff import client_of
-from tidelog.storage.groups.member_reads import Portion, PortionCheck, Read, SentRead
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
+from tidelog.storage.groups.read_result import Portion, PortionCheck, Read, SentRead
 from tidelog.storage.groups.rest_members import Instance, MemberSession, RestMembers
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.state.group_state import GroupMember

@@ -38,10 +38,10 @@ from tidelog.storage.groups.join_backoff import (
     ShortLives,
     refusal,
 )
-from tidelog.storage.groups.member_reads import SentRead
 from tidelog.storage.groups.positions import Positions
+from tidelog.storage.groups.read_result import SentRead
 from tidelog.storage.groups.rebalance_counts import Rebalances
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.state.group_state import ConsumerGroup, GroupMember
 

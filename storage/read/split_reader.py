@@ -25,7 +25,7 @@ from tidelog.storage.read.segment_reader import (
     source_of,
     started_ahead,
 )
-from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.blocking_store import OpenedStore
 from tidelog.storage.store.object_store import ObjectStore
 
 AHEAD_BYTES = 64 * 1024 * 1024

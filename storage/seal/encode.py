@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.codec.producer_batches import KeptBatches, undecodable
+from tidelog.storage.codec.kept_batches import KeptBatches, undecodable
 from tidelog.storage.codec.record_batch import UNDECODABLE
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import KAFKA_CODEC

@@ -41,7 +41,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import AnyAction, Sealed
 from tidelog.storage.core.errors import Corrupt, LogError, TableInDoubt
 from tidelog.storage.core.log_settings import SealerSettings
@@ -137,7 +137,7 @@ class DueTails(NamedTuple):
         along_ms = now_ms - config.segment_ms / ALONG_PART
         # A writer's clock was ahead of this one. At level 1 this is no reason: there all later
         # entries have at least the time of that writer.
-        after_ms = now_ms + SKEW_MS_MAX if state.level > levels.FIRST else math.inf
+        after_ms = now_ms + SKEW_MS_MAX if state.level > format_levels.FIRST else math.inf
         numbers: list[int] = []
         is_any_due = False
         for number, partition in enumerate(topic.partitions):

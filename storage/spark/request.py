@@ -14,7 +14,7 @@ from tidelog.storage.read import kafka_options
 from tidelog.storage.read.kafka_options import OffsetSpan, TopicSelection
 from tidelog.storage.read.plan import Slice, Split
 from tidelog.storage.read.split_reader import read_split
-from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.blocking_store import OpenedStore
 from tidelog.storage.store.s3_options import S3Options
 
 BATCH_ROWS_MIN = 8192

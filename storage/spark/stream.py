@@ -27,7 +27,7 @@ from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import LogSnapshot, OffsetRange, limit_offsets, plan
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.spark.request import ReadRequest, RowShape, read_rows
-from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.blocking_store import OpenedStore
 
 log = logging.getLogger("tidelog.spark")
 

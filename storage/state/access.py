@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidelog.storage.core import acls, levels
+from tidelog.storage.core import acls, format_levels
 from tidelog.storage.core.acls import DEFAULT, Acl, Acls
 from tidelog.storage.core.actions import (
     AccessAction,
@@ -116,7 +116,9 @@ class Access:
             return []
         return [Need(rules.KEYS, action.principal, 1, KEYS_MAX)]
 
-    def check(self, action: AccessAction, level: int = levels.NEWEST) -> InvalidRequest | None:
+    def check(
+        self, action: AccessAction, level: int = format_levels.NEWEST
+    ) -> InvalidRequest | None:
         """Return the reason to refuse the action, or None."""
         match action:
             case CreateKey():
@@ -217,8 +219,8 @@ class Access:
 def _level_of(quota: str) -> int:
     """Return the level of the format from which the quota exists."""
     if quota in BYTE_RATES:
-        return levels.FIRST
-    return levels.KAFKA if quota == rules.CLIENT_BYTES else rules.LEVEL
+        return format_levels.FIRST
+    return format_levels.KAFKA if quota == rules.CLIENT_BYTES else rules.LEVEL
 
 
 TopicFilter: TypeAlias = Callable[[Access, str, str], bool]

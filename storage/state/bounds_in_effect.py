@@ -17,10 +17,10 @@ Pure: a part of the cluster state, the same on every broker (I4).
 
 import msgspec
 
-from tidelog.storage.core import cluster_bounds as rules
+from tidelog.storage.core import time_bounds as rules
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 
 WAITING = ("wal_retention_ms", "file_grace_ms")

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from tidelog.storage.codec.entry import GENESIS, Commit, DecodedEntry, Entry
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import (
     AccessAction,
     AddPartitions,
@@ -39,7 +39,6 @@ from tidelog.storage.core.actions import (
     SetBounds,
     SetTopicDefaults,
 )
-from tidelog.storage.core.cluster_bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.errors import (
     Corrupt,
     InvalidRequest,
@@ -49,15 +48,16 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.core.time_bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.topic_configs import NO_DEFAULTS, TopicDefaults
 from tidelog.storage.state import principal_shares, state_checkpoint, topic_checks
 from tidelog.storage.state.access import Access
 from tidelog.storage.state.applied_drafts import AppliedDrafts
 from tidelog.storage.state.bounds_in_effect import ClusterBounds
+from tidelog.storage.state.collection_holds import Holds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, check_group_id
 from tidelog.storage.state.elapsed import ElapsedTime
 from tidelog.storage.state.group_members import GroupMembers
-from tidelog.storage.state.holds import Holds
 from tidelog.storage.state.outcome import (
     Applied,
     IdempotencyRecord,
@@ -65,6 +65,7 @@ from tidelog.storage.state.outcome import (
     Outcome,
     recall,
 )
+from tidelog.storage.state.owning_principals import TopicOwners
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.state.principal_shares import Need, Shares
 from tidelog.storage.state.producers import NOTHING, ProducerOwners, Producers
@@ -75,7 +76,6 @@ from tidelog.storage.state.state_checkpoint import (
 )
 from tidelog.storage.state.tail_chunk_counts import TailChunks
 from tidelog.storage.state.topic import DeletedTopic, Topic
-from tidelog.storage.state.topic_owners import TopicOwners
 
 __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 
@@ -87,7 +87,7 @@ class ClusterState:
     """The state of a cluster after entry `seq`. A broker's WAL view owns it."""
 
     def __init__(
-        self, cluster_id: str, level: int = levels.NEWEST, bounds: Bounds = DEFAULT_BOUNDS
+        self, cluster_id: str, level: int = format_levels.NEWEST, bounds: Bounds = DEFAULT_BOUNDS
     ) -> None:
         """Make the state before the first entry. `cluster.json` has the level and the bounds."""
         self.cluster_id = cluster_id
@@ -119,7 +119,7 @@ class ClusterState:
 
     @property
     def elapsed_ms(self) -> int:
-        return self.time_ms if self.level == levels.FIRST else self.elapsed.now_ms
+        return self.time_ms if self.level == format_levels.FIRST else self.elapsed.now_ms
 
     def topic(self, name: str) -> Topic:
         try:
@@ -207,7 +207,7 @@ class ClusterState:
         return Applied(outcomes, deleted, self.members.settle())
 
     def _advance(self, entry: Entry) -> None:
-        if self.level == levels.FIRST:
+        if self.level == format_levels.FIRST:
             self.time_ms = max(self.time_ms, entry.at_ms)
             return
         self.elapsed.see(entry.writer, entry.at_ms)
@@ -221,7 +221,7 @@ class ClusterState:
         """
         if entry.level != self.level + 1 or entry.commits or entry.chunks:
             raise Corrupt(object_key, f"it has level {entry.level} in a cluster of {self.level}")
-        if self.level == levels.FIRST:
+        if self.level == format_levels.FIRST:
             self.elapsed.now_ms = self.time_ms  # keep older stamps comparable
         self.level = entry.level
 
@@ -475,8 +475,8 @@ class ClusterState:
             self.members.kept(),
             list(self.origins),
             self.access.kept(),
-            self.elapsed.kept() if self.level > levels.FIRST else None,
-            self.bounds.kept() if self.level > levels.FIRST else None,
+            self.elapsed.kept() if self.level > format_levels.FIRST else None,
+            self.bounds.kept() if self.level > format_levels.FIRST else None,
             list(self.holds),
             OwnersCheckpoint(
                 self.owners.by_id, self.committed_offsets.owners, records, self.producers.owners()

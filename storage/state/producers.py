@@ -38,7 +38,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import (
     AnyAction,
     Append,
@@ -312,7 +312,7 @@ class Producers:
     def check_ids(self, action: InitProducer | ReserveProducers, level: int) -> LogError | None:
         """Return why the producer cannot have another epoch or ids cannot be reserved, or None."""
         if isinstance(action, ReserveProducers):
-            if level < levels.KAFKA:
+            if level < format_levels.KAFKA:
                 return InvalidRequest("ids are reserved from level 4 of the format on")
             if not 1 <= action.count <= RESERVED_MAX:
                 return InvalidRequest(f"cannot reserve {action.count} ids: 1 to {RESERVED_MAX} can")

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import DecodedEntry, Draft, Entry
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -35,7 +35,7 @@ from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.announced import AnnouncedEntries
 from tidelog.storage.wal.checkpoint_schedule import CheckpointSchedule
 from tidelog.storage.wal.clocks import NEVER, Freshness, Moment, StoreTime
-from tidelog.storage.wal.copy_fence import CopyFence
+from tidelog.storage.wal.clone_fence import CloneFence
 from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, empty_state
 
@@ -111,7 +111,7 @@ class WalView:
         """Call `load` before any other method, or use `open`.
 
         No other process may have the name `writer`: an entry of another process with this name
-        fences this process (`CopyFence`).
+        fences this process (`CloneFence`).
         """
         self.objects = objects
         self.cluster = cluster
@@ -128,7 +128,7 @@ class WalView:
         self._turn = asyncio.Lock()  # its holder may apply entries to the view
         self._freshness = Freshness(objects.store, objects.clock)
         self._entry_put = EntryPut(objects, self._freshness, settings.retry_s)
-        self.copy_fence = CopyFence(writer)
+        self.clone_fence = CloneFence(writer)
         self._probes_begun = 0
         self._probe_fresh = 0  # number of the newest probe that reached the end of the WAL
         self._probe: asyncio.Task[None] | None = None
@@ -224,7 +224,7 @@ class WalView:
             while True:
                 await self._ensure_view()
                 self._apply_offers()
-                self.copy_fence.check_fence()
+                self.clone_fence.check_fence()
                 with _BEFORE_THE_PUT:
                     draft = next_draft()
                 if draft is None:
@@ -248,7 +248,7 @@ class WalView:
             previous=state.hash,
             entry_id=self.clock.new_id(),
             writer=self.writer,
-            at_ms=max(state.time_ms, now_ms) if state.level == levels.FIRST else now_ms,
+            at_ms=max(state.time_ms, now_ms) if state.level == format_levels.FIRST else now_ms,
             chunks=draft.chunks,
             commits=draft.commits,
             origins=list(draft.origins),
@@ -258,7 +258,7 @@ class WalView:
             header, entry_hash = entries.encode_header(entry)
         key = object_keys.wal(entry.seq)
         fresh, started = self._freshness.moment, self._freshness.now()
-        self.copy_fence.add(entry_hash, entry)
+        self.clone_fence.add(entry_hash, entry)
         parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
         if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
@@ -448,7 +448,7 @@ class WalView:
         self._is_half_applied = False
         self._freshness.moment = fresh
         self._checkpoints.on_loaded(checkpoint_seq)
-        self.copy_fence.check_loaded(state)
+        self.clone_fence.check_loaded(state)
         self._tell(lambda subscriber: subscriber.on_reset())
         self._checkpoints.write_if_due(self._state.seq, self.checkpoint)
 
@@ -514,7 +514,7 @@ class WalView:
 
     def _apply(self, state: ClusterState, decoded: DecodedEntry) -> Applied:
         self.counters.entries_applied += 1
-        self.copy_fence.check_writer(decoded)
+        self.clone_fence.check_writer(decoded)
         key = object_keys.wal(decoded.entry.seq)
         try:
             return state.apply(decoded, key)

@@ -16,12 +16,12 @@ import msgspec
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import DecodedEntry
-from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.cluster_bounds import DEFAULT_BOUNDS, Bounds
-from tidelog.storage.core.cluster_bounds import check as check_bounds
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound, StoreUnfit, Unavailable
 from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.core.model import Part
+from tidelog.storage.core.time_bounds import DEFAULT_BOUNDS, Bounds
+from tidelog.storage.core.time_bounds import check as check_bounds
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.object_store import ObjectStore
@@ -124,7 +124,10 @@ class WalObjects:
         if (wrong := check_bounds(bounds)) is not None:
             raise StoreUnfit(f"{self.store.url} gets no cluster: {wrong}")
         fresh = ClusterIdentity(
-            levels.NEWEST, cluster_id or self.clock.new_id().hex(), self.clock.now_ms(), bounds
+            format_levels.NEWEST,
+            cluster_id or self.clock.new_id().hex(),
+            self.clock.now_ms(),
+            bounds,
         )
         # The stored object decides, not the outcome of this create, because several brokers may
         # create the cluster at once. **On a crash** after the create, an empty cluster is left.
@@ -142,7 +145,7 @@ class WalObjects:
             raise StoreUnfit(
                 f"{self.store.url}/{object_keys.CLUSTER} is invalid: {error}"
             ) from error
-        levels.check(cluster.format, object_keys.CLUSTER)
+        format_levels.check(cluster.format, object_keys.CLUSTER)
         if (wrong := check_bounds(cluster.bounds)) is not None:
             raise StoreUnfit(f"{self.store.url}/{object_keys.CLUSTER} is invalid: {wrong}")
         return cluster

@@ -33,7 +33,7 @@ import pyarrow as pa
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import HotMark
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.store.folder import sync_path
@@ -89,7 +89,7 @@ class HotLog:
         new_log_id: str,
         on_durable: Callable[[AppendRequest], object],
         on_failed: Callable[[AppendRequest, LogError], None],
-        level: Callable[[], int] = lambda: levels.NEWEST,
+        level: Callable[[], int] = lambda: format_levels.NEWEST,
     ) -> None:
         """`level` returns the level of the cluster: frames of level 1 have no principal."""
         self._level = level
@@ -310,7 +310,7 @@ def _payload(request: AppendRequest, level: int) -> bytes:
     ]
     elements = (request.commit_id, request.is_json, request.topic_id, request.key, parts)
     return _encoder.encode(
-        elements if level == levels.FIRST else Frame(*elements, request.principal)
+        elements if level == format_levels.FIRST else Frame(*elements, request.principal)
     )
 
 

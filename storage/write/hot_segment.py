@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import partitioner, producer_batches
+from tidelog.storage.codec import kept_batches, partitioner
 from tidelog.storage.codec.chunk import EncodedChunk, Rows
 from tidelog.storage.codec.entry import Commit, Draft, HotMark, IdempotencyKey
-from tidelog.storage.codec.producer_batches import Records
+from tidelog.storage.codec.kept_batches import Records
 from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.core.actions import (
     AnyAction,
@@ -118,8 +118,8 @@ class ClosedSegment:
         for (topic_id, partition, is_kept), column in self._columns.items():
             encoded: EncodedChunk
             if is_kept:
-                encoded, kept_batches = producer_batches.encode(column.kept)
-                records.append(kept_batches)
+                encoded, batches = kept_batches.encode(column.kept)
+                records.append(batches)
             else:
                 batch = sorted_by[topic_id][partition]
                 encoded = chunks.encode(batch, codec)

@@ -41,8 +41,8 @@ from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered
 from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
-from tidelog.storage.write.quarantine import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.requests import AppendRequest, check_timestamps
+from tidelog.storage.write.set_aside_requests import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal, wait_for
 
 __all__ = ["Writer", "WriterCounters", "WriterSettings"]
@@ -268,7 +268,7 @@ class Writer:
         `HotLog.has_copy`).
         """
         if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
-            self.wal.copy_fence.fence(seq)
+            self.wal.clone_fence.fence(seq)
 
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
         """Enqueue requests that no client of this process sent, also above the buffer's bound."""
@@ -503,7 +503,7 @@ class Writer:
                 outcomes = await self._committer.commit(encoded.draft)
             if any(request.hot is not None for request in requests):
                 # If it raises, the requests stay in the file: a copy may have used their marks.
-                self.wal.copy_fence.check_fence()
+                self.wal.clone_fence.check_fence()
         except (Unavailable, CommitUnknown, *TASK_ENDS):
             raise
         except (Corrupt, StoreUnfit) as error:

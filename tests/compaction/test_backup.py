@@ -16,7 +16,7 @@ from tests.support.records import TIME_MS
 from tidelog.compaction.backups.backup import HOLD_MS, BackedUp, _Copy, backup
 from tidelog.compaction.backups.place import BACKUPS, OBJECTS, PRUNED
 from tidelog.compaction.backups.restore import Restored, restore
-from tidelog.compaction.bounds import change_bounds
+from tidelog.compaction.change_bounds import change_bounds
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
@@ -26,9 +26,9 @@ from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, SetBounds, TakeHold
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 from tidelog.storage.state.topic import Topic

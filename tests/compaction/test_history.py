@@ -26,9 +26,9 @@ from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange, Unavailable
 from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import ManifestConflict

@@ -38,7 +38,7 @@ from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.codec.entry import header_length
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
@@ -237,9 +237,9 @@ async def test_lost_records_in_memory_are_not_served(inner: MemoryStore) -> None
 
 
 async def test_below_level_2_no_record_is_given_up(inner: MemoryStore) -> None:
-    await found_cluster(inner, levels.FIRST)
+    await found_cluster(inner, format_levels.FIRST)
     async with closing(await written(inner)) as log:
-        assert log.state.level == levels.FIRST
+        assert log.state.level == format_levels.FIRST
         await spoil_chunk(inner, log, 1)
         async with caring(inner) as cluster:
             with pytest.raises(InvalidRequest, match="tidelog upgrade"):

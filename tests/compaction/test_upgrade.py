@@ -19,7 +19,7 @@ from tidelog.compaction.upgrade import LevelChange, upgrade
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import Commit, Entry
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -36,15 +36,15 @@ MEMBERS = SETTINGS.membership
 TIMEOUT_S = MEMBERS.member_timeout_s
 OLD_KEY = "brokers/old.json"
 
-NEWEST = levels.NEWEST
-LEVELS = list(range(levels.FIRST, NEWEST + 1))
+NEWEST = format_levels.NEWEST
+LEVELS = list(range(format_levels.FIRST, NEWEST + 1))
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     """A cluster of level 1."""
     async with Cluster() as cluster:
-        await found_cluster(cluster.store, levels.FIRST)
+        await found_cluster(cluster.store, format_levels.FIRST)
         yield cluster
 
 
@@ -79,7 +79,7 @@ async def upgraded(store: ObjectStore, *, is_dry: bool = False) -> LevelChange:
 
 
 async def test_a_dry_run_changes_nothing(inner: MemoryStore) -> None:
-    await found_cluster(inner, levels.FIRST)
+    await found_cluster(inner, format_levels.FIRST)
     wal = await with_topic(inner)
     old_infos = [info async for info in inner.list("")]
     assert await upgraded(inner, is_dry=True) == LevelChange(1, NEWEST)
@@ -103,7 +103,7 @@ async def test_a_cluster_that_has_the_level_is_left_alone(inner: MemoryStore, is
 
 @pytest.mark.parametrize("faults", [[], [Fault.STORED], [Fault.LATE], [Fault.ABSENT, Fault.LATE]])
 async def test_two_upgrades_raise_level_once(inner: MemoryStore, faults: list[Fault]) -> None:
-    await found_cluster(inner, levels.FIRST)
+    await found_cluster(inner, format_levels.FIRST)
     wal = await with_topic(inner)
     async with caring(inner) as first, caring(inner) as second:
         for cluster in (first, second):
@@ -218,7 +218,7 @@ async def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None
     if moment is Fault.UNAVAILABLE:
         moment = "before the PUT"
     inner = MemoryStore()
-    await found_cluster(inner, levels.FIRST)
+    await found_cluster(inner, format_levels.FIRST)
     wal = await with_topic(inner)
     await wal.commit(one(wal, "a"))
     if isinstance(moment, Fault):
@@ -254,7 +254,7 @@ async def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: 
         return draw.choice([0.001, 0.01, 0.05])
 
     async with Cluster(latency=latency) as cluster:
-        await found_cluster(cluster.store, levels.FIRST)
+        await found_cluster(cluster.store, format_levels.FIRST)
         brokers = [await cluster.start() for _ in range(3)]
         await brokers[0].topics.create("t", 1, {})
         await cluster.settled()
@@ -289,7 +289,7 @@ async def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: 
 
 @pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
 async def test_a_broker_starts_again_across_the_raise(inner: MemoryStore, checkpoint: str) -> None:
-    await found_cluster(inner, levels.FIRST)
+    await found_cluster(inner, format_levels.FIRST)
     log = await opened(inner)
     await log.topics.create("t", 1, {})
     await append(log, "a")
@@ -346,7 +346,7 @@ async def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
     is_announced: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(levels, "NEWEST", max(level, levels.NEWEST))
+    monkeypatch.setattr(format_levels, "NEWEST", max(level, format_levels.NEWEST))
     await found_cluster(inner, begin)
     wal = await with_topic(inner)
     old_state = wal.state.encode()
@@ -371,7 +371,7 @@ async def test_a_view_stops_at_a_level_that_it_does_not_know(inner: MemoryStore)
     """As version 0.1 stops at level 2: the line says that the object is not damaged."""
     log = await opened(inner)
     await log.topics.create("t", 1, {})
-    key = await next_entry(log._log.wal, inner, levels.NEWEST + 1)
+    key = await next_entry(log._log.wal, inner, format_levels.NEWEST + 1)
     newer = f"{key} has level {NEWEST + 1} of the format"
     why = f"{newer}, this version reads up to {NEWEST}: it needs a newer"
     for _ in range(2):

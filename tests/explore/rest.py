@@ -124,7 +124,7 @@ def _broker(names: _Names, log: Broker) -> object:
         sorted(names.text(peer_id) for peer_id in sequencer.announcer.suspects),
         sorted(sequencer.announcer._failures.values()),
         len(sequencer._queue),
-        wal.copy_fence._fence is not None,
+        wal.clone_fence._fence is not None,
         len(log._log.writer._failures),
         wal._checkpoints._seq,
         tables,

@@ -27,15 +27,15 @@ from tests.sim.machine import Process
 from tests.sim.network import Air, Fate, Refusal, Silence
 from tests.sim.stores import MemoryDelta, Way, Weather
 from tests.sim.world import Broker, World
-from tidelog.storage.cluster.announcer import PeerTransport
+from tidelog.storage.cluster.entry_announcer import PeerTransport
 from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Part
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.store.object_store import Created
 from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.writer import WriterSettings
@@ -66,7 +66,7 @@ class ExploredWorld(World):
     """Requests of its processes wait on the stage."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__(0, SETTINGS, None, levels.NEWEST)
+        super().__init__(0, SETTINGS, None, format_levels.NEWEST)
         self.air = Air(median_s=0.0)
         self.weather = Weather()
         self.stage = stage

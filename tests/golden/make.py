@@ -22,7 +22,7 @@ from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Draft, Entry, HotMark, IdempotencyKey
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -50,8 +50,8 @@ from tidelog.storage.core.actions import (
     SetTopicDefaults,
     TakeHold,
 )
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.model import SegmentFile, TopicIdPartition
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.tables.delta import DeltaManifest
 from tidelog.storage.tables.manifest import seal_app_id
@@ -124,7 +124,7 @@ class Making:
         self.store = TimedFolder(folder)
 
     async def open(self) -> None:
-        bounds = Bounds(300_000, 7_200_000) if self.level > levels.FIRST else DEFAULT_BOUNDS
+        bounds = Bounds(300_000, 7_200_000) if self.level > format_levels.FIRST else DEFAULT_BOUNDS
         identity = ClusterIdentity(self.level, CLUSTER_ID, self.clock.now_ms(), bounds)
         await self.store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
         self.wal = await WalView.open(
@@ -162,7 +162,7 @@ class Making:
         await self.wal.checkpoint()
         await self.commit(self.request({1: rows_of_json('"after the checkpoint"')}))
         await self.keep_locally()
-        if self.level > levels.FIRST:
+        if self.level > format_levels.FIRST:
             await self.commit_with_store_time()
         await self.wal.close()
         await self.store.close()
@@ -406,14 +406,17 @@ class Making:
 def make(folder: Path, name: str) -> None:
     """Make the cluster of this name there."""
     if name == RAISED:
-        asyncio.run(Making(folder, levels.FIRST).make_raised())
+        asyncio.run(Making(folder, format_levels.FIRST).make_raised())
     else:
         asyncio.run(Making(folder, int(name.removeprefix("v"))).make())
     shutil.rmtree(folder / ".tmp")
 
 
 def main() -> None:
-    names = [folder_of(level).name for level in range(levels.RELEASED + 1, levels.NEWEST + 1)]
+    names = [
+        folder_of(level).name
+        for level in range(format_levels.RELEASED + 1, format_levels.NEWEST + 1)
+    ]
     for name in [*names, RAISED] if names else []:
         with tempfile.TemporaryDirectory() as folder:
             make(Path(folder) / name, name)

@@ -26,7 +26,7 @@ from tests.support.records import fold
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec import producer_batches as kept_batches
+from tidelog.storage.codec import kept_batches
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import HotMark, IdempotencyKey
 from tidelog.storage.core.log_settings import LogSettings

@@ -24,9 +24,9 @@ from tests.support.records import found_cluster, rows
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.log import LogSettings
+from tidelog.storage.log_engine import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 
@@ -43,7 +43,7 @@ from storage.chunk import Rows
 from storage.clock import SystemClock
 from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey
 from storage.folder import FolderStore
-from storage.log import Log, LogSettings
+from storage.log_engine import Log, LogSettings
 
 assert Path(storage.__file__).is_relative_to(sys.argv[2]), storage.__file__
 logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
@@ -209,7 +209,7 @@ async def this_version(folder: Path) -> AsyncIterator[Broker]:
 async def found_level_1(folder: Path) -> None:
     """Write the first object as version 0.1 does."""
     store = FolderStore(folder)
-    await found_cluster(store, levels.FIRST)
+    await found_cluster(store, format_levels.FIRST)
     await store.close()
 
 
@@ -361,5 +361,5 @@ async def test_0_1_refuses_newest_level(folder: Path, start: Callable[[], OldBro
         await new.topics.create("t", PARTITIONS, {})
     with pytest.raises(Refused) as caught:
         await start().call("open")
-    line = f"{folder.as_uri()} has format {levels.NEWEST}, this version reads 1"
+    line = f"{folder.as_uri()} has format {format_levels.NEWEST}, this version reads 1"
     assert caught.value.args == ("StoreUnfit", line)

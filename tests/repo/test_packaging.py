@@ -86,8 +86,8 @@ REFUSED = (
 )
 WHERE = """
 from importlib.util import find_spec
-import tidelog.storage.log, tidelog.spark
-print(tidelog.storage.log.__file__)
+import tidelog.storage.log_engine, tidelog.spark
+print(tidelog.storage.log_engine.__file__)
 print([find_spec(name) for name in ("service", "storage", "compaction")])
 """
 

@@ -17,7 +17,7 @@ DECIDING = {
 _LONG = "the request may outlast the right: the check is where the records are"
 INLINE = {
     "service/kafka/appends.py": _LONG,
-    "service/kafka/context.py": "makes a code of Kafka's of a refused right",
+    "service/kafka/api_context.py": "makes a code of Kafka's of a refused right",
     "service/kafka/fetch.py": _LONG,
     "service/kafka/produce.py": "one refresh is for all topics of a request",
     "service/routes/consumer_instances.py": (

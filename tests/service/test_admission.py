@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
-from tidelog.service.http.admission import (
+from tidelog.service.http.connection_admission import (
     BYTES_PER_S_MIN,
     CONNECTION_BYTES,
     LOG_LINES,

@@ -11,6 +11,7 @@ import pytest
 
 from tests.service.conftest import ARROW, BINARY, JSON, TEXT, Broker, append, broker_on, positions
 from tests.service.instances import subscribed
+from tidelog.service.codec_threads import UNPROVED
 from tidelog.service.formats import consumers, fetched
 from tidelog.service.http import content_coding
 from tidelog.service.http import request as http_request
@@ -18,7 +19,6 @@ from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.routes import consumer_instances as routes
 from tidelog.service.routes import fetch
 from tidelog.service.security.caller import ALL_RIGHTS
-from tidelog.service.unpack_threads import UNPROVED
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.store.memory import MemoryStore

@@ -9,9 +9,9 @@ from tests.service.conftest import Broker as Served
 from tests.service.test_health import DarkStore, MovedClock
 from tests.service.test_monitoring import anchors
 from tidelog.service.server.app import build_app
-from tidelog.service.telemetry import health
+from tidelog.service.telemetry import health_rules
 from tidelog.service.telemetry.broker_health import BrokerSigns, StoreSigns
-from tidelog.service.telemetry.health import (
+from tidelog.service.telemetry.health_rules import (
     BrokerFacts,
     Facts,
     GroupFacts,
@@ -219,4 +219,4 @@ async def test_faults_of_running_broker_are_named() -> None:
 
 
 def test_module_that_judges_uses_no_clock() -> None:
-    assert not {"time", "datetime", "asyncio", "random"} & set(vars(health))
+    assert not {"time", "datetime", "asyncio", "random"} & set(vars(health_rules))

@@ -24,7 +24,7 @@ from tests.service.conftest import (
 )
 from tests.support.faults import FaultyStore
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.codec.key_partition import partition_of
 from tidelog.storage.core import object_keys
 from tidelog.storage.store.memory import MemoryStore
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tidelog.service.cli.topics import skew_of
-from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.codec.key_partition import partition_of
 
 
 def test_hot_key_and_its_salts() -> None:

@@ -13,7 +13,7 @@ from tests.support.clock import ManualClock
 from tests.support.records import rows
 from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, any_topic
 from tidelog.service.telemetry.lag_times import LagTimes, Unread
-from tidelog.service.telemetry.partition_shares import WINDOW_S, PartitionShares, hottest
+from tidelog.service.telemetry.partition_skew import WINDOW_S, PartitionShares, hottest
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset

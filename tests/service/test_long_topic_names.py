@@ -22,9 +22,9 @@ from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CreateTopic
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreRefused
 from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.seal.sealer import ROUNDS_MAX, SealerSettings
 from tidelog.storage.state.topic import Topic

@@ -16,10 +16,10 @@ from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import StoreUnfit, Unavailable
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.object_store import ObjectInfo

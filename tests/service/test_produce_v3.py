@@ -18,7 +18,7 @@ from tests.service.conftest import Broker, assert_refused, broker_on, ends, stor
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
 from tidelog.service.formats import v3_records
-from tidelog.service.http.admission import BODY_STEP_BYTES
+from tidelog.service.http.connection_admission import BODY_STEP_BYTES
 from tidelog.service.routes import produce_v3
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core import object_keys

@@ -4,8 +4,8 @@ import pytest
 
 from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import REMOVED, Settings, load
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.write.writer import WriterSettings
 

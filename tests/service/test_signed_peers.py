@@ -26,7 +26,7 @@ from tidelog.service.settings.settings import Settings
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardRefused
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.store.memory import MemoryStore
 
@@ -201,7 +201,7 @@ async def test_brokers_of_version_0_1_are_peers_at_level_1(
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(forwarded(ALICE, ""))[:-1])
     assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 401
     for module in (authenticator, peer_signatures):
-        monkeypatch.setattr(module, "SIGNED_LEVEL", levels.NEWEST + 1)
+        monkeypatch.setattr(module, "SIGNED_LEVEL", format_levels.NEWEST + 1)
     assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 200
     assert (await unsigned(b, METRICS, b"")).text.startswith("# HELP")
 

@@ -13,7 +13,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from tests.service.virtual_connections import Transport
-from tidelog.service.http.admission import PIPELINED_MAX
+from tidelog.service.http.connection_admission import PIPELINED_MAX
 from tidelog.service.http.uvicorn_protocol import Config, Protocol
 
 OFFERS = {

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker, connected, listening, until
-from tidelog.service.http.admission import BODY_STEP_BYTES
+from tidelog.service.codec_threads import THREADS, UNPROVED_CALLER, UnpackThreads
+from tidelog.service.http.connection_admission import BODY_STEP_BYTES
 from tidelog.service.http.exchange import JOINED_BYTES_MAX
 from tidelog.service.http.request import LEFT, BodyMemory, HttpRequest, HttpResponse
 from tidelog.service.memory_pool import MemoryPool
-from tidelog.service.unpack_threads import THREADS, UNPROVED_CALLER, UnpackThreads
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 

@@ -10,7 +10,7 @@ import tidelog.compaction.collect
 from tidelog.compaction import repair_wal
 from tidelog.compaction.backups.restore import _Restore
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.storage.state.holds import Hold
+from tidelog.storage.state.collection_holds import Hold
 from tidelog.storage.state.producers import Producers
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.delta import open_table

@@ -32,10 +32,10 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.core import levels
-from tidelog.storage.core.cluster_bounds import Bounds
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError
 from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.tables.delta_json import commit_of
 from tidelog.storage.tables.manifest import SegmentColumns
 
@@ -308,7 +308,7 @@ def plan_of_backups(seed: int) -> Plan:
     return plan._replace(
         grace=GRACE,
         settings=settings,
-        level=levels.NEWEST,
+        level=format_levels.NEWEST,
         troubles=("kill", "stop", "weather", "air", "carer", "end"),
         weather=plan.weather._replace(raises=0.0, refused_part=b""),
         configs=plan.configs | {"segment.ms": "700"},

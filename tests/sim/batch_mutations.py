@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tidelog.storage.codec import producer_batches
-from tidelog.storage.codec.producer_batches import KeptBatches
+from tidelog.storage.codec import kept_batches
+from tidelog.storage.codec.kept_batches import KeptBatches
 from tidelog.storage.core.model import Part
 
 Patch = tuple[Any, str, Any]
@@ -23,21 +23,21 @@ def _offsets_as_sent() -> list[Patch]:
 
 
 def _joined_backwards() -> list[Patch]:
-    real = producer_batches.concat
+    real = kept_batches.concat
 
     def concat(parts: Any) -> KeptBatches:
         return real(list(reversed(parts)))
 
-    return [(producer_batches, "concat", concat)]
+    return [(kept_batches, "concat", concat)]
 
 
 def _encoded_backwards() -> list[Patch]:
-    real = producer_batches.encode
+    real = kept_batches.encode
 
     def encode(batches: Any) -> Any:
         return real(list(reversed(batches)))
 
-    return [(producer_batches, "encode", encode)]
+    return [(kept_batches, "encode", encode)]
 
 
 MUTATIONS = (

@@ -31,7 +31,7 @@ from tests.support.clock import ManualClock
 from tidelog.storage.broker import NO_OBSERVER
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import Fenced, LogError
 from tidelog.storage.state.access import all_topics
 from tidelog.storage.state.cluster_state import ClusterState
@@ -93,7 +93,7 @@ def snapshot_of(broker: Broker, now_s: float) -> Snapshot:
         log._log.wal.writer,
         log._log.wal._state.encode(),
         log._log.wal._freshness.moment,
-        dict(log._log.wal.copy_fence._puts),
+        dict(log._log.wal.clone_fence._puts),
         log._membership.me,
         log._sequencer._number,
         broker.clock._ids,
@@ -215,7 +215,7 @@ class CloneRun(Run):
         wal = WalView(objects, snapshot.cluster, snapshot.writer, settings.wal)
         wal._state = ClusterState.decode(snapshot.state, "memory", snapshot.cluster.bounds)
         wal._freshness.moment = snapshot.moment
-        wal.copy_fence._puts = dict(snapshot.puts)
+        wal.clone_fence._puts = dict(snapshot.puts)
         if broker.home is not None:
             broker.home.mkdir(exist_ok=True)
         peers = Peers(self.world)
@@ -297,7 +297,7 @@ def plan_of_clones(seed: int) -> Plan:
     plan = plan_of(seed // 2 * 5 + KINDS[seed % 2])
     troubles = [trouble for trouble in plan.troubles if trouble not in {"upgrade", "days", "full"}]
     return plan._replace(
-        level=levels.NEWEST,
+        level=format_levels.NEWEST,
         brokers=max(plan.brokers, 1 + seed // 2 % 2),
         troubles=tuple(troubles),
         weather=plan.weather._replace(raises=0.0, refused_part=b""),

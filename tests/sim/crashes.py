@@ -28,9 +28,9 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.writer import WriterSettings
 

@@ -31,7 +31,7 @@ from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.repair_wal import delete_strays, lost_records, strays
 from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
@@ -490,7 +490,7 @@ def _has(ranges: Iterable[Range], inner: Range) -> bool:
 def plan_of_damage(seed: int) -> Plan:
     plan_ = plan_of(seed // 2 * 5 + KINDS[seed % 2])
     return plan_._replace(
-        level=levels.NEWEST,
+        level=format_levels.NEWEST,
         trouble_s=min(plan_.trouble_s, 1.5),
         troubles=tuple(
             trouble for trouble in plan_.troubles if trouble not in {"upgrade", "bounds"}

@@ -14,9 +14,9 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.seal.sealer import Sealer
-from tidelog.storage.wal.copy_fence import CopyFence
+from tidelog.storage.wal.clone_fence import CloneFence
 from tidelog.storage.wal.wal_objects import WalObjects
-from tidelog.storage.write import hot_log_recovery
+from tidelog.storage.write import recovered_requests
 from tidelog.storage.write.hot_log import HotLog
 
 Patches = list[tuple[Any, str, Any]]
@@ -80,12 +80,12 @@ def scrub_skips_copies() -> Patches:
 
 
 def no_fence() -> Patches:
-    return [(CopyFence, "check_writer", lambda self, decoded: None)]
+    return [(CloneFence, "check_writer", lambda self, decoded: None)]
 
 
 def no_fence_after_a_reload() -> Patches:
     return [
-        (CopyFence, "check_loaded", lambda self, state: None),
+        (CloneFence, "check_loaded", lambda self, state: None),
         (HotLog, "has_copy", lambda self, marks, *, is_reset: False),
     ]
 
@@ -94,7 +94,7 @@ def a_fenced_broker_forwards() -> Patches:
     real = Sequencer._commit_through
 
     async def through(self: Sequencer, target: Any, draft: Any) -> Any:
-        fence: Any = self.wal.copy_fence
+        fence: Any = self.wal.clone_fence
         fence.check_fence = lambda: None
         try:
             return await real(self, target, draft)
@@ -108,7 +108,7 @@ def used_marks_are_committed() -> Patches:
     async def settled(wal: Any, files: Sequence[Any]) -> list[Any]:
         return list(files)
 
-    return [(hot_log_recovery, "settled", settled)]
+    return [(recovered_requests, "settled", settled)]
 
 
 def ids_wait_in_memory() -> Patches:

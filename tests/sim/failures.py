@@ -1,7 +1,8 @@
 """Mutations of what a broker does after an exception or a refusal: see `mutations`.
 
 Two guards are not here, because a seed seldom meets the moment: the old mark of a request set aside
-is used up, and a recovery takes it from one file. tests/storage/write/test_quarantine.py has both.
+is used up, and a recovery takes it from one file.
+tests/storage/write/test_set_aside_requests.py has both.
 """
 
 from typing import Any
@@ -11,8 +12,8 @@ from tests.sim.plans import Plan
 from tidelog.storage.core.errors import CommitUnknown, LogError, SetAside, Unavailable
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.quarantine import SetAsideRequests
 from tidelog.storage.write.requests import AppendRequest
+from tidelog.storage.write.set_aside_requests import SetAsideRequests
 from tidelog.storage.write.writer import Writer
 
 Patches = list[tuple[Any, str, Any]]

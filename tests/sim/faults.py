@@ -6,13 +6,13 @@ from typing import Any
 
 from tests.sim import machine
 from tests.sim.stores import Way, Weather
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import ClosedSegment
-from tidelog.storage.write.quarantine import SetAsideRequests
+from tidelog.storage.write.set_aside_requests import SetAsideRequests
 from tidelog.storage.write.tail_cache_fill import CommittedTail
 
 RARE = 0.1

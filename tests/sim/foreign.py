@@ -16,7 +16,7 @@ from tests.sim.runs import Result, Run, simulated
 from tests.sim.stores import Commit, files_at
 from tests.sim.world import World
 from tidelog.compaction.repair_tables import repair
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import LogError, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 
@@ -105,7 +105,7 @@ class ForeignRun(Run):
             if partition.sealed_end == partition.high_watermark:
                 return
             await asyncio.sleep(0.5)
-            if self.plan.level == levels.FIRST and world.ready():
+            if self.plan.level == format_levels.FIRST and world.ready():
                 # Its records may have the time of a wrong clock, and be due in half an hour only.
                 with contextlib.suppress(LogError, Silence, Refusal):
                     await world.ask(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tidelog.storage.codec.entry import Draft
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.view import Committed, WalView
 from tidelog.storage.wal.wal_objects import WalObjects
@@ -25,7 +25,7 @@ def checkpoints_of_the_first_level() -> list[Patch]:
 
     async def write(self: WalObjects, seq: int, state: bytes) -> int:
         cluster_state = ClusterState.decode(state, "it")
-        cluster_state.level = levels.FIRST
+        cluster_state.level = format_levels.FIRST
         return await real(self, seq, cluster_state.encode())
 
     return [(WalObjects, "write_checkpoint", write)]
@@ -35,7 +35,7 @@ def raised_with_records() -> list[Patch]:
     real = WalView._attempt
 
     async def attempt(self: WalView, draft: Draft) -> Committed | None:
-        level = levels.NEWEST if draft.chunks else draft.level
+        level = format_levels.NEWEST if draft.chunks else draft.level
         return await real(self, draft._replace(level=level))
 
     return [(WalView, "_attempt", attempt)]

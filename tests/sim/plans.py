@@ -12,10 +12,10 @@ from tests.sim.stores import Weather
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.seal.sealer import SealerSettings
 from tidelog.storage.wal.wal_objects import WalSettings
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
     troubles: tuple[str, ...]
     features: frozenset[str] = frozenset()
     """Of groups."""
-    level: int = levels.NEWEST
+    level: int = format_levels.NEWEST
     """Of the format, at which the cluster begins."""
     command_grace: Grace | None = None
     """The grace of maintenance commands; None: that of the cluster."""
@@ -177,7 +177,7 @@ def plan_of(seed: int) -> Plan:
     )
     # Dice of its own: worlds that begin at the newest level are as they were without this.
     if random.Random(f"level {seed}").random() < FIRST_LEVEL:
-        plan = plan._replace(level=levels.FIRST, troubles=(*plan.troubles, "upgrade"))
+        plan = plan._replace(level=format_levels.FIRST, troubles=(*plan.troubles, "upgrade"))
     own = random.Random(f"{seed} exceptions")  # older seeds stay what they were
     raises, refused_part = (
         own.choice([0.0, 0.0, 0.1 if kind == "disks" else 0.03]),
@@ -187,7 +187,7 @@ def plan_of(seed: int) -> Plan:
     plan = plan._replace(weather=odd)
     clocks = random.Random(f"clocks {seed}")
     if clocks.random() < WRONG_CLOCKS:
-        jumps = () if plan.level == levels.FIRST else ("days",)
+        jumps = () if plan.level == format_levels.FIRST else ("days",)
         plan = plan._replace(troubles=(*plan.troubles, *jumps), has_guests=True)
     if clocks.random() < (HASTY_SLEEPERS if is_sleepy else HASTY):
         settings = settings._replace(wal=settings.wal._replace(bounds=HASTY_BOUNDS))

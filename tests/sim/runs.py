@@ -20,13 +20,13 @@ from tests.sim.members import RESULTS, Asker, Gardener, Habits, Member, Worker
 from tests.sim.plans import LOWER_BOUNDS, RAISED_BOUNDS, SKEW_MS_MAX, YEAR_MS, Plan, plan_of
 from tests.sim.world import Broker, World
 from tests.support.clock import ManualClock
-from tidelog.compaction.bounds import change_bounds
+from tidelog.compaction.change_bounds import change_bounds
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.upgrade import upgrade
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -83,7 +83,7 @@ class Run:
     async def _begin(self, other_topic: str = "") -> None:
         """Start the brokers, make the topics, then let the faults and the producers begin."""
         world, plan = self.world, self.plan
-        if plan.level != levels.NEWEST:
+        if plan.level != format_levels.NEWEST:
             world.found()
         for slot in range(plan.brokers):
             world.start(slot, self._settings())

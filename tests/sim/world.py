@@ -26,7 +26,7 @@ import tidelog.storage.seal.uploads
 import tidelog.storage.tables.delta
 import tidelog.storage.write.hot_log
 import tidelog.storage.write.hot_log_file
-import tidelog.storage.write.quarantine
+import tidelog.storage.write.set_aside_requests
 from tests.sim import doubts, faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
@@ -37,7 +37,7 @@ from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.cluster.announcer import PeerTransport
+from tidelog.storage.cluster.entry_announcer import PeerTransport
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
@@ -456,8 +456,8 @@ class World:
                 (tidelog.storage.seal.uploads, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.engine, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.garbage, "UNNAMED_MS_MIN", grace.table_ms),
-                (tidelog.storage.write.quarantine, "KEPT_RETRY_S", 1.0),
-                (tidelog.storage.write.quarantine, "ALONE_FAILURES_MAX", 2),
+                (tidelog.storage.write.set_aside_requests, "KEPT_RETRY_S", 1.0),
+                (tidelog.storage.write.set_aside_requests, "ALONE_FAILURES_MAX", 2),
                 (HotLog, "set_aside", counted),
                 (HotLog, "_make", making),
                 *doubts.noticed(self.expects, self.bug),

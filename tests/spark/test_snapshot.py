@@ -23,7 +23,7 @@ from tidelog.storage.read.plan import (
 from tidelog.storage.read.segment_reader import FetchedGroups
 from tidelog.storage.read.split_reader import SliceReader, read_split
 from tidelog.storage.runtime.clock import SystemClock
-from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.blocking_store import OpenedStore
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.store.read_only import ReadOnlyFolder
 

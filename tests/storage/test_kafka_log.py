@@ -297,8 +297,8 @@ async def test_a_copy_of_a_machine_gives_no_id_of_its_original(inner: MemoryStor
         await original.topics.create("t", 1, {})
         await original.kafka.reserve_producer_id()
         await copied.refresh()
-        copied._log.wal.writer = copied._log.wal.copy_fence.writer = original._log.wal.writer
-        copied._log.wal.copy_fence._puts = dict(original._log.wal.copy_fence._puts)
+        copied._log.wal.writer = copied._log.wal.clone_fence.writer = original._log.wal.writer
+        copied._log.wal.clone_fence._puts = dict(original._log.wal.clone_fence._puts)
         copied._membership.me = original._membership.me
         copied.kafka.__dict__.update(
             {name: value for name, value in vars(original.kafka).items() if name != "_log"}

@@ -22,7 +22,7 @@ from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks, Part
-from tidelog.storage.log import Log
+from tidelog.storage.log_engine import Log
 from tidelog.storage.seal import encode, uploads
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.state.cluster_state import ClusterState

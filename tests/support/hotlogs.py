@@ -8,7 +8,7 @@ from tests.support.clock import ManualClock
 from tests.support.records import request, rows
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import HotMark
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered, recover
@@ -25,7 +25,7 @@ class Opened:
         self.handed: list[AppendRequest] = []
         self.failed: list[AppendRequest] = []
         self.clock = ManualClock()
-        self.level = levels.NEWEST
+        self.level = format_levels.NEWEST
         self.log = HotLog(
             directory, CLUSTER_ID, log_id, self.handed.append, self._fail, lambda: self.level
         )

@@ -18,10 +18,10 @@ from tests.support.records import rows
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks, AppendedRange, SegmentFile
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.state.partition import TailChunk
 from tidelog.storage.store.memory import MemoryStore

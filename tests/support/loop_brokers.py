@@ -12,9 +12,9 @@ from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore

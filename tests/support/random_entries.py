@@ -17,7 +17,7 @@ from tidelog.storage.codec.entry import (
     HotMark,
     IdempotencyKey,
 )
-from tidelog.storage.core import acls, actions, levels
+from tidelog.storage.core import acls, actions, format_levels
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import AnyAction, Chunk
 from tidelog.storage.core.model import TopicIdPartition
@@ -61,7 +61,7 @@ class RandomEntries:
         `entry_key`.
         """
         draw = self.draw
-        raises = state.level < levels.NEWEST and draw.random() < 0.01
+        raises = state.level < format_levels.NEWEST and draw.random() < 0.01
         level = state.level + raises
         writer = draw.choice(WRITERS)
         self._clocks[writer] += draw.choice(STEPS_MS)
@@ -126,7 +126,7 @@ class RandomActions:
             key = IdempotencyKey(draw.choice(KEYS), b"f" * 16, 1)
         if draw.random() < 0.1:
             hot = HotMark(draw.choice(("l0", "l1")), draw.randrange(50))
-        principal = "" if self.state.level == levels.FIRST else draw.choice(PRINCIPALS)
+        principal = "" if self.state.level == format_levels.FIRST else draw.choice(PRINCIPALS)
         return Commit(draw.randbytes(16), drawn, key, hot, principal)
 
     # -- what the actions name
@@ -402,5 +402,5 @@ KINDS: dict[type[AnyAction], Callable[[RandomActions], AnyAction]] = {
 def level_of(kind: type[AnyAction]) -> int:
     """Return the level of the format from which the action exists."""
     if kind in get_args(actions.FourthLevelAction):
-        return levels.KAFKA
-    return 2 if kind in get_args(actions.SecondLevelAction) else levels.FIRST
+        return format_levels.KAFKA
+    return 2 if kind in get_args(actions.SecondLevelAction) else format_levels.FIRST

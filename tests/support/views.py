@@ -10,7 +10,7 @@ from tests.support.faults import Call, FaultyStore, Plan
 from tests.support.records import creating, draft, fold, request, rows, tail_values
 from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalSettings

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.broker import Broker, environment, error_line, json_of, tidelog
 from tests.support.seaweed import Seaweed
-from tidelog.storage.core.levels import NEWEST
+from tidelog.storage.core.format_levels import NEWEST
 
 KEYS = 20
 FAST = {

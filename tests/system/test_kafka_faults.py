@@ -26,7 +26,7 @@ from tests.system.kafka_load import QUIET, KafkaGroup, KafkaProducer
 from tests.system.load import Load, Mix
 from tests.system.recorded import history_of
 from tests.system.several import QUICK, brokers
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 
 PARTITIONS = 6
 ACKS = 200
@@ -190,7 +190,7 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
     """Below level 4, brokers store the columns of record batches, from level 4 on the batches."""
     store = tmp_path / "store"
     store.mkdir()
-    identity = {"format": levels.KAFKA - 1, "cluster_id": "c0ffee", "created_ms": 1}
+    identity = {"format": format_levels.KAFKA - 1, "cluster_id": "c0ffee", "created_ms": 1}
     (store / "cluster.json").write_text(json.dumps(identity))
     with under_load(tmp_path, segment_ms="1000") as (cluster, clients):
         for broker in cluster.brokers:  # the roll: each broker stops and starts under load
@@ -203,7 +203,7 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
             if name.startswith("broker")
         }
         process = tidelog("upgrade", "--yes", "--store", cluster.brokers[0].store, **fast)
-        old_level, new_level = levels.KAFKA - 1, levels.NEWEST
+        old_level, new_level = format_levels.KAFKA - 1, format_levels.NEWEST
         assert process.stdout == b"level of the format: %d to %d\n" % (old_level, new_level)
         clients.wait_for_acks()
         clients.check(cluster)

@@ -8,12 +8,12 @@ changed by `tidelog acls` and by REST.
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.error_responses import refused
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.failures import refused
 from tidelog.service.kafka.messages import acls
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.schema import Message

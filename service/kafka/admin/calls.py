@@ -8,8 +8,8 @@ the client gets no answer and sends the request again.
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
 from tidelog.service.operations.change_request import audited
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated

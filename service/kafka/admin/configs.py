@@ -12,10 +12,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.configs import (

@@ -10,9 +10,9 @@ from operator import attrgetter
 
 from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
 from tidelog.service.kafka.admin.configs import ConfigEntry, entries_of
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.kafka.messages.topics import (

@@ -18,8 +18,8 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
-from tidelog.service.http.admission import Phase
-from tidelog.service.kafka.answers import CloseConnection, EncodedAnswer, Later
+from tidelog.service.http.connection_admission import Phase
+from tidelog.service.kafka.answer_forms import CloseConnection, EncodedAnswer, Later
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, versions_answer
 from tidelog.service.kafka.client import REQUEST, ApiClient, fields_of
 from tidelog.service.kafka.connections.frame import DECODED_BYTES_MIN, FrameReader, FrameRefused
@@ -27,12 +27,12 @@ from tidelog.service.kafka.connections.handshake import Handshake
 from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import ConnectionTransport, Outbox
 from tidelog.service.kafka.connections.pending_requests import Pending, served_large, throttle_s_of
-from tidelog.service.kafka.failures import called
+from tidelog.service.kafka.error_responses import called
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
 from tidelog.service.memory_pool import EVERYONE, UNPROVED
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
-from tidelog.service.security.request_time import measured
+from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.telemetry.kafka_clients import ConnectionNow
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import REQUEST_PERCENTAGE, REQUEST_RATE

@@ -1,7 +1,8 @@
 """The listener: sockets, connections within bounds, drain and stop.
 
-Connections have an Admission of their own (service.http.admission), because Kafka's clients stay
-idle for minutes. Once a second, the listener checks how long each connection has waited.
+Connections have an Admission of their own (service.http.connection_admission), because Kafka's
+clients stay idle for minutes. Once a second, the listener checks how long each connection has
+waited.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from tidelog.service.http.admission import Limits, Phase, address_max
+from tidelog.service.http.connection_admission import Limits, Phase, address_max
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.listening_sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport

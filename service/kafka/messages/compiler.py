@@ -6,7 +6,7 @@ the frame, not copies. A decoder checks an array's length against the bytes left
 list, and the end of the message against the end of the frame. A slice over the end of the frame is
 too short; the check of the end refuses it, too.
 
-`decoding` and `encoding` write the source; a traceback shows it.
+`decoder_source` and `encoder_source` write the source; a traceback shows it.
 """
 
 import functools
@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from tidelog.service.kafka.messages import decoding, encoding, primitives
+from tidelog.service.kafka.messages import decoder_source, encoder_source, primitives
 from tidelog.service.kafka.messages.schema import Message
 
 M = TypeVar("M", bound=Message)
@@ -46,14 +46,14 @@ def encoder(message: type[M], version: int) -> Encoder[M]:
 @functools.cache
 def _decoder(message: type[Message], version: int, to_the_end: bool) -> Any:
     _check(message, version)
-    written = decoding.source(message, version, to_the_end)
+    written = decoder_source.source(message, version, to_the_end)
     return _compile(f"<decoder of {message.__name__} version {version}>", *written)
 
 
 @functools.cache
 def _encoder(message: type[Message], version: int) -> Any:
     _check(message, version)
-    written = encoding.source(message, version)
+    written = encoder_source.source(message, version)
     return _compile(f"<encoder of {message.__name__} version {version}>", *written)
 
 

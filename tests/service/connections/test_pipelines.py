@@ -8,7 +8,11 @@ import pytest
 from tests.service.conftest import Broker, ends
 from tests.service.connections.conftest import Connect
 from tests.service.virtual_connections import Connection, client_port
-from tidelog.service.http.admission import HEAD_BYTES_MAX, PIPELINED_FIELDS_MAX, PIPELINED_MAX
+from tidelog.service.http.connection_admission import (
+    HEAD_BYTES_MAX,
+    PIPELINED_FIELDS_MAX,
+    PIPELINED_MAX,
+)
 from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.uvicorn_protocol import Config
 

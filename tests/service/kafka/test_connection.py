@@ -15,9 +15,11 @@ import pytest
 
 from tests.service.kafka.wire import MemoryTransport, answer, framed
 from tests.support.vloop import VIRTUAL_TIME
-from tidelog.service.http.admission import Admission, Limits, Phase
+from tidelog.service.codec_threads import THREADS, UnpackThreads
+from tidelog.service.http.connection_admission import Admission, Limits, Phase
 from tidelog.service.http.loop_turns import TURN_S, Turns
-from tidelog.service.kafka.answers import CloseConnection, EncodedAnswer, Later
+from tidelog.service.kafka.answer_forms import CloseConnection, EncodedAnswer, Later
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.connections import connection as connections
@@ -34,7 +36,6 @@ from tidelog.service.kafka.connections.outbox import (
     Outbox,
     UnsentAnswers,
 )
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import (
     FetchPartition,
@@ -65,7 +66,6 @@ from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceRespon
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
-from tidelog.service.unpack_threads import THREADS, UnpackThreads
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
 METADATA = MetadataRequest(topics=None)

@@ -11,10 +11,10 @@ import pytest
 from tests.service.kafka.test_connection import FETCH, METADATA, Peer
 from tests.service.kafka.wire import framed
 from tests.support.vloop import VIRTUAL_TIME
-from tidelog.service.http.admission import Admission
+from tidelog.service.http.connection_admission import Admission
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.listening_sockets import bound_sockets
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.kafka.answer_forms import EncodedAnswer
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.connections import listener as listeners
 from tidelog.service.kafka.connections.listener import (

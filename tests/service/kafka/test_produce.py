@@ -29,7 +29,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
 )
 from tidelog.storage.broker import LogSettings, WriterSettings
-from tidelog.storage.codec import byte_loops, compression
+from tidelog.storage.codec import byte_loops, decompression
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.codec.record_batch import ANY, Batch, Effort, Rules
 from tidelog.storage.core import object_keys
@@ -433,7 +433,7 @@ def heavy() -> bytes:
     body = b"\0\0\0\x01\x01" + varint(count) + b"\0\x01" * count
     packed = pa.Codec("zstd").compress(varint(len(body)) + body, asbytes=True)
     usual = batch(SMALL)
-    return with_header(usual[:HEADER_SIZE] + packed, attributes=compression.ZSTD)
+    return with_header(usual[:HEADER_SIZE] + packed, attributes=decompression.ZSTD)
 
 
 async def test_thread_checks_small_slow_batch(kafka: Kafka, checks: list[bool]) -> None:

@@ -11,8 +11,8 @@ from tests.service.kafka.test_security import _client_of
 from tests.service.keyed import SETTINGS, allow
 from tidelog.service import slices
 from tidelog.service.kafka import wide_answers
-from tidelog.service.kafka.answers import EncodedAnswer
-from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.answer_forms import EncodedAnswer
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.messages import group_offsets, groups, metadata
 

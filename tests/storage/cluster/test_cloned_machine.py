@@ -41,8 +41,8 @@ def clone(log: Broker, of: Broker) -> None:
     Also the state of its source of ids, if that has one.
     """
     log._log.wal.writer = of._log.wal.writer
-    log._log.wal.copy_fence.writer = of._log.wal.writer
-    log._log.wal.copy_fence._puts = copy.copy(of._log.wal.copy_fence._puts)
+    log._log.wal.clone_fence.writer = of._log.wal.writer
+    log._log.wal.clone_fence._puts = copy.copy(of._log.wal.clone_fence._puts)
     for name in ("name", "_ids"):
         if hasattr(of.clock, name):
             setattr(log.clock, name, copy.copy(getattr(of.clock, name)))
@@ -160,7 +160,7 @@ async def test_i1_a_fenced_broker_forwards_no_draft(cluster: Cluster) -> None:
     _, broker_a, broker_b = await three(cluster)
     await append(broker_a, "before")
     end = broker_a.state.partition("t", 0).high_watermark
-    broker_a._log.wal.copy_fence.fence(broker_a.state.seq)
+    broker_a._log.wal.clone_fence.fence(broker_a.state.seq)
     with pytest.raises(CommitUnknown, match="a copy of the process runs"):
         await append(broker_a, "X")
     assert (await broker_b.records.offsets("t", 0)).high_watermark == end
@@ -174,7 +174,7 @@ async def test_a_view_that_passed_over_drafts_of_a_copy_is_fenced(cluster: Clust
     broker_a._log.wal._freshness.expire()
     await broker_a._log.wal.ensure_view()
     with pytest.raises(Fenced):
-        broker_a._log.wal.copy_fence.check_fence()
+        broker_a._log.wal.clone_fence.check_fence()
 
 
 async def test_own_refused_draft_is_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +199,6 @@ async def test_own_refused_draft_is_kept(cluster: Cluster, monkeypatch: pytest.M
     with pytest.raises(CommitUnknown):
         await append(broker_a, "X")
     assert not errors
-    broker_a._log.wal.copy_fence.check_fence()
+    broker_a._log.wal.clone_fence.check_fence()
     await append(broker_a, "after")
     assert await read_values(broker_b) == ["before", "X", "after"]

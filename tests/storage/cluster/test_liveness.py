@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 from tests.support.cluster import Cluster
 from tests.support.properties import examples
-from tidelog.storage.cluster.announcer import Announcer
+from tidelog.storage.cluster.entry_announcer import Announcer
 from tidelog.storage.cluster.liveness import (
     KafkaListener,
     LivenessTracker,

@@ -18,7 +18,7 @@ from tidelog.storage.cluster.messages import (
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import Commit, DecodedEntry, Draft, DraftId, Entry
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import Append, Chunk, CreateTopic, ProducerAppend
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.state.applied_drafts import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
@@ -44,7 +44,12 @@ def draft_of(bodies: list[bytes], origin_id: str = "", number: int = 0, data: st
 
 
 def entry_of(
-    draft: Draft, seq: int = 2, *, previous: bytes = b"", at_ms: int = 0, level: int = levels.NEWEST
+    draft: Draft,
+    seq: int = 2,
+    *,
+    previous: bytes = b"",
+    at_ms: int = 0,
+    level: int = format_levels.NEWEST,
 ) -> DecodedEntry:
     head = (level, seq, previous, b"", "w", at_ms)
     entry = Entry(*head, draft.chunks, draft.commits, list(draft.origins))
@@ -140,7 +145,7 @@ def outcomes_of(state: ClusterState, draft: Draft, at_ms: int = 0) -> list[Outco
     return state.apply(decoded, object_keys.wal(seq)).outcomes
 
 
-def state_with_topic(level: int = levels.NEWEST) -> ClusterState:
+def state_with_topic(level: int = format_levels.NEWEST) -> ClusterState:
     state = ClusterState("c", level)
     outcomes_of(state, Draft([Commit(b"", [CreateTopic("t", TOPIC, 1, {})])], [], []))
     return state
@@ -168,11 +173,13 @@ def test_a_draft_in_two_entries_counts_once_and_whole() -> None:
 
 
 def test_level_1_is_encoded_without_origins_where_there_are_none() -> None:
-    for level, of_state, of_entry in [(levels.FIRST, 9, 8), (levels.NEWEST, 20, 10)]:
+    for level, of_state, of_entry in [(format_levels.FIRST, 9, 8), (format_levels.NEWEST, 20, 10)]:
         assert len(msgspec.msgpack.decode(state_with_topic(level).encode())) == of_state
         header, _ = entries.encode_header(entry_of(draft_of([b"x"]), level=level).entry)
         assert len(msgspec.msgpack.decode(header[16:])) == of_entry
-    header, _ = entries.encode_header(entry_of(draft_of([b"x"], "o", 1), level=levels.FIRST).entry)
+    header, _ = entries.encode_header(
+        entry_of(draft_of([b"x"], "o", 1), level=format_levels.FIRST).entry
+    )
     assert msgspec.msgpack.decode(header[16:])[8:] == [[["o", 1, 1]]]
 
 

@@ -19,9 +19,9 @@ from tidelog.compaction.upgrade import LevelChange, upgrade
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.cluster.sequencer import SKIPPED
-from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.applied_drafts import ORIGIN_WINDOW_MS
 
 CLUSTER_ID = "c0ffee"
@@ -456,7 +456,7 @@ async def test_a_broker_that_stops_leaves_at_once_and_loses_nothing(cluster: Clu
         assert not wakeups.suspects
 
 
-OLD = levels.KAFKA - 1
+OLD = format_levels.KAFKA - 1
 
 
 async def test_sequencer_behind_level_refuses_drafts(caplog: pytest.LogCaptureFixture) -> None:
@@ -471,12 +471,12 @@ async def test_sequencer_behind_level_refuses_drafts(caplog: pytest.LogCaptureFi
         await first.topics.create("t", 1, {})
         async with caring(cluster.store) as store:
             raised = await upgrade(store, is_dry=False, settings=SETTINGS.membership)
-        assert raised == LevelChange(OLD, levels.KAFKA)
+        assert raised == LevelChange(OLD, format_levels.KAFKA)
         await broker_a._log.wal.refresh()
         await broker_b._log.wal.refresh()
         assert [log.state.level for log in (first, broker_a, broker_b)] == [
             OLD,
-            *[levels.KAFKA] * 2,
+            *[format_levels.KAFKA] * 2,
         ]
         # While its PUT is in flight, the sequencer does not know yet that it loses the number.
         gate = logs.store_of(first).hold("create", object_keys.wal(first.state.seq + 1))
@@ -491,7 +491,7 @@ async def test_sequencer_behind_level_refuses_drafts(caplog: pytest.LogCaptureFi
         finally:
             gate.opened.set()
         assert await record, "the draft of another broker keeps its outcome"
-        assert first.state.level == levels.KAFKA
+        assert first.state.level == format_levels.KAFKA
         taken_count = first._sequencer.counters.taken
         broker_a._sequencer.announcer.suspects.clear()
         assert await broker_a.kafka.reserve_producer_id() == reserved + 1

@@ -21,7 +21,7 @@ from tidelog.storage.codec.entry import (
     decode,
     encode_header,
 )
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -77,7 +77,7 @@ commits = st.builds(
 )
 entries_of_level_1 = st.builds(
     Entry,
-    st.just(levels.FIRST),
+    st.just(format_levels.FIRST),
     st.just(7),
     st.just(PREVIOUS),
     st.binary(max_size=16),
@@ -90,7 +90,7 @@ entries_of_level_1 = st.builds(
 entry_values = entries_of_level_1 | st.builds(
     lambda entry, principals, store_ms: msgspec.structs.replace(
         entry,
-        level=levels.NEWEST,
+        level=format_levels.NEWEST,
         commits=[
             msgspec.structs.replace(commit, principal=principal)
             for commit, principal in zip(entry.commits, principals, strict=False)
@@ -106,7 +106,7 @@ entry_values = entries_of_level_1 | st.builds(
 def sample() -> Entry:
     chunk = Chunk("ab" * 16, 3, 0, 4, 5, 6, 7, 8, True, "lz4", 9)
     commit = Commit(b"c" * 16, [Append(0, 0, 6)], IdempotencyKey("k", b"f", 2), HotMark("h", 1))
-    return Entry(levels.NEWEST, 7, PREVIOUS, b"e" * 16, "broker-1", 1234, [chunk], [commit])
+    return Entry(format_levels.NEWEST, 7, PREVIOUS, b"e" * 16, "broker-1", 1234, [chunk], [commit])
 
 
 def framed(header: bytes) -> bytes:
@@ -130,7 +130,7 @@ def unreadable(body: bytes) -> None:
     assert isinstance(error, Corrupt | NewerLevel)
     assert error.key == KEY
     if isinstance(error, NewerLevel):
-        assert error.level > levels.NEWEST
+        assert error.level > format_levels.NEWEST
 
 
 @given(entry_values, st.binary(max_size=50))
@@ -210,7 +210,7 @@ def test_the_longest_header_is_no_error_yet() -> None:
 
 def test_i10_unreadable_entry_is_never_written() -> None:
     commit = Commit(bytes(HEADER_BYTES_MAX), [])
-    entry = Entry(levels.NEWEST, 7, PREVIOUS, b"", "b", 0, [], [commit])
+    entry = Entry(format_levels.NEWEST, 7, PREVIOUS, b"", "b", 0, [], [commit])
     with pytest.raises(AssertionError):
         encode_header(entry)
 
@@ -233,7 +233,7 @@ def test_a_level_before_the_first_is_corrupt(level: int) -> None:
     assert f"it has level {level} of the format; the first is 1" in refused(header)
 
 
-@pytest.mark.parametrize("level", [levels.NEWEST + 1, 127, 128, 255, 2**40])
+@pytest.mark.parametrize("level", [format_levels.NEWEST + 1, 127, 128, 255, 2**40])
 @pytest.mark.parametrize("later_elements", [None, [], [{"all": "new"}, [[[]]], 1.5], [None] * 99])
 def test_a_newer_level_is_not_damage(level: int, later_elements: list[object] | None) -> None:
     """Whatever follows the first element."""
@@ -244,21 +244,21 @@ def test_a_newer_level_is_not_damage(level: int, later_elements: list[object] | 
     with pytest.raises(NewerLevel) as caught:
         decode(framed(header), KEY, seq=7, previous=PREVIOUS)
     assert str(caught.value) == (
-        f"object {KEY} has level {level} of the format, this version reads up to {levels.NEWEST}: "
-        "it needs a newer tidelog"
+        f"object {KEY} has level {level} of the format, "
+        f"this version reads up to {format_levels.NEWEST}: it needs a newer tidelog"
     )
 
 
 def test_level_1_has_the_elements_of_version_0_1() -> None:
     principal = msgspec.structs.replace(sample().commits[0], principal="User:alice")
     newest = msgspec.structs.replace(sample(), commits=[principal], store_ms=77)
-    first = msgspec.structs.replace(newest, level=levels.FIRST)
+    first = msgspec.structs.replace(newest, level=format_levels.FIRST)
     raw = msgspec.msgpack.decode(encode_header(first)[0][16:])
     assert (raw[0], len(raw), len(raw[7][0])) == (1, 8, 4)
     with_origins = msgspec.structs.replace(first, origins=[DraftId("o", 1, 1)])
     assert msgspec.msgpack.decode(encode_header(with_origins)[0][16:])[8:] == [[["o", 1, 1]]]
     raw = msgspec.msgpack.decode(encode_header(newest)[0][16:])
-    assert (raw[0], raw[7][0][4], raw[8:]) == (levels.NEWEST, "User:alice", [[], 77])
+    assert (raw[0], raw[7][0][4], raw[8:]) == (format_levels.NEWEST, "User:alice", [[], 77])
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -270,17 +270,19 @@ def test_what_level_2_added_is_corrupt_at_level_1(number: int) -> None:
         msgspec.structs.replace(sample(), commits=[Commit(b"", [SetBounds(1)])]),
     ]
     raw = msgspec.msgpack.decode(encode_header(newest[number])[0][16:])
-    raw[0] = levels.FIRST
+    raw[0] = format_levels.FIRST
     why = refused(framed(msgspec.msgpack.encode(raw)))
     assert "what level 1 of the format does not have" in why
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+@pytest.mark.parametrize("level", [format_levels.FIRST, format_levels.NEWEST])
 @pytest.mark.parametrize(
     "path", [(), (6, 0), (7, 0), (7, 0, 1, 0), (7, 0, 2), (7, 0, 3), (8, 0)], ids=str
 )
 def test_unknown_element_is_corrupt(level: int, path: tuple[int, ...]) -> None:
-    entry = msgspec.structs.replace(sample(), level=levels.NEWEST, origins=[DraftId("o", 1, 1)])
+    entry = msgspec.structs.replace(
+        sample(), level=format_levels.NEWEST, origins=[DraftId("o", 1, 1)]
+    )
     raw = msgspec.msgpack.decode(encode_header(entry)[0][16:])
     raw[0] = level
     part = raw
@@ -301,7 +303,7 @@ def test_the_hash_covers_every_field_and_chunks_by_their_checksums() -> None:
         msgspec.structs.replace(sample(), at_ms=1235),
         msgspec.structs.replace(sample(), chunks=[msgspec.structs.replace(chunk, crc32c=6)]),
         msgspec.structs.replace(sample(), commits=[]),
-        msgspec.structs.replace(sample(), level=levels.FIRST),
+        msgspec.structs.replace(sample(), level=format_levels.FIRST),
         msgspec.structs.replace(sample(), origins=[DraftId("o", 1, 1)]),
         msgspec.structs.replace(sample(), store_ms=1),
         msgspec.structs.replace(

@@ -12,7 +12,7 @@ from tests.storage.codec.reference import WAYS, use
 from tests.support.properties import examples
 from tidelog.storage.codec import byte_loops
 from tidelog.storage.codec.chunk import Rows, batch_of_rows
-from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.codec.key_partition import partition_of
 from tidelog.storage.codec.partitioner import (
     NoSuchPartition,
     Partitions,

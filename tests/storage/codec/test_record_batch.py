@@ -28,7 +28,7 @@ from tests.storage.codec.reference import (
 )
 from tests.support.properties import examples
 from tests.support.record_batches import check_one
-from tidelog.storage.codec import chunk, compression, record_batch, records
+from tidelog.storage.codec import chunk, decompression, record_batch, records
 from tidelog.storage.codec.batch_header import (
     CONTROL,
     HEADER,
@@ -73,7 +73,7 @@ def decoded(*sent_batches: bytes) -> pa.RecordBatch:
     return decoded_batches.rows
 
 
-@pytest.mark.parametrize("codec", compression.NAMES)
+@pytest.mark.parametrize("codec", decompression.NAMES)
 def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
     golden = bytes.fromhex(GOLDEN[codec])
     checked = check_one(golden)
@@ -82,7 +82,7 @@ def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
         *(
             golden,
             3,
-            compression.NAMES.index(codec),
+            decompression.NAMES.index(codec),
             NOW - 1,
             NOW + 5,
             97,
@@ -97,7 +97,7 @@ def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
 @given(RECORDS, st.sampled_from(BUILDERS), st.sampled_from(range(5)))
 def test_batches_of_clients_are_accepted(drawn: list[Record], builder: Any, codec: int) -> None:
     if builder is not AiokafkaBuilder:
-        codec = min(codec, compression.GZIP)
+        codec = min(codec, decompression.GZIP)
     built = sent(drawn, codec, builder, producer=(7, 1, 5))
     checked = check_one(built)
     expected = rows_of(drawn)
@@ -113,7 +113,7 @@ def test_batches_of_clients_are_accepted(drawn: list[Record], builder: Any, code
 
 
 def built_raw(built: bytes) -> bytes:
-    return compression.unpack(built[22] & 7, built[HEADER_SIZE:])
+    return decompression.unpack(built[22] & 7, built[HEADER_SIZE:])
 
 
 def walk_of(checked: record_batch.Batch) -> tuple[int, int, int, bool]:
@@ -126,7 +126,7 @@ def test_a_large_batch_is_read_whole(way: str, monkeypatch: pytest.MonkeyPatch) 
     drawn = [
         (NOW + 7 * i, b"k%d" % i, b"v" * (i % 90), [("h", b"%d" % i)] * (i % 3)) for i in range(999)
     ]
-    built = sent(drawn, compression.LZ4)
+    built = sent(drawn, decompression.LZ4)
     checked = check_one(built)
     raw = built_raw(built)
     assert records.walk(raw, 0, 999, NOW)[:4] == walk_of(checked)
@@ -242,7 +242,7 @@ def test_the_refusals_have_two_kinds() -> None:
 
 def test_a_false_maximum_timestamp_and_a_set_bit_are_put_right() -> None:
     """sarama sends no maximum timestamp; Kafka takes a bit that a client set (3)."""
-    for codec in (compression.NONE, compression.ZSTD):
+    for codec in (decompression.NONE, decompression.ZSTD):
         built = sent(THREE, codec)
         for wrong in ({"max_timestamp": -1}, {"attributes": codec | 8}):
             checked = check_one(with_header(built, **wrong))
@@ -263,7 +263,7 @@ def test_a_batch_is_placed_without_a_copy() -> None:
 
 @pytest.mark.parametrize("size", [1, 9000])
 def test_the_time_of_the_append_gets_a_checksum(size: int) -> None:
-    built = sent([(NOW, b"k", b"v" * size, [])], compression.NONE)
+    built = sent([(NOW, b"k", b"v" * size, [])], decompression.NONE)
     parts = record_batch.placed(memoryview(built), 11, append_ms=NOW + 99)
     assert b"".join(parts) == with_header(
         built, base_offset=11, leader_epoch=0, attributes=8, max_timestamp=NOW + 99
@@ -271,7 +271,7 @@ def test_the_time_of_the_append_gets_a_checksum(size: int) -> None:
 
 
 def test_the_batches_of_a_chunk() -> None:
-    bodies = [PLAIN, sent(THREE[:1], compression.GZIP), PLAIN]
+    bodies = [PLAIN, sent(THREE[:1], decompression.GZIP), PLAIN]
     body = memoryview(b"".join(bodies))
     batches = record_batch.split(body, "k")
     assert [bytes(item.data) for item in batches] == bodies
@@ -299,7 +299,7 @@ def test_bytes_that_are_no_batches_are_corrupt(body: bytes) -> None:
 
 
 def test_a_batch_that_does_not_decode_becomes_rows() -> None:
-    bad = with_header(PLAIN, attributes=compression.LZ4)
+    bad = with_header(PLAIN, attributes=decompression.LZ4)
     body = memoryview(PLAIN + bad + PLAIN)
     rows, undecodable = record_batch.decode(record_batch.split(body, "k"), "k")
     rows.validate(full=True)
@@ -339,7 +339,7 @@ def test_error_names_records_without_key(way: str, monkeypatch: pytest.MonkeyPat
     use(way, monkeypatch)
     monkeypatch.setattr(record_batch, "KEYLESS_MAX", 2)
     keys = [b"k", None, b"k", None, None]
-    for codec in (compression.NONE, compression.GZIP):
+    for codec in (decompression.NONE, decompression.GZIP):
         body = memoryview(sent([(NOW, key, b"v", []) for key in keys], codec))
         assert isinstance(record_batch.check(body), record_batch.Batch)
         outcome = record_batch.check(body, record_batch.Rules(needs_keys=True))
@@ -368,7 +368,7 @@ def test_an_error_refers_to_none_of_the_bytes(way: str, monkeypatch: pytest.Monk
     use(way, monkeypatch)
     bodies = [body for body, _ in REFUSED.values()]
     bodies += [sent([(NOW, None, bytes(1 << 20), [])], codec) for codec in range(1, 5)]
-    bodies += [with_raw(zlib.compress(bytes(1 << 20), wbits=31), 1, attributes=compression.GZIP)]
+    bodies += [with_raw(zlib.compress(bytes(1 << 20), wbits=31), 1, attributes=decompression.GZIP)]
     for body in bodies:
         error = record_batch.check(memoryview(body), record_batch.Rules(needs_keys=True))
         assert isinstance(error, LogError)
@@ -378,8 +378,8 @@ def test_an_error_refers_to_none_of_the_bytes(way: str, monkeypatch: pytest.Monk
 
 
 def test_a_check_with_an_effort_stops_before_it_takes_long() -> None:
-    headers = sent([(NOW, b"k", b"v", [("h", b"x")] * 9)], compression.ZSTD)
-    large = sent([(NOW, b"k", bytes(10_000), [])], compression.GZIP)
+    headers = sent([(NOW, b"k", b"v", [("h", b"x")] * 9)], decompression.ZSTD)
+    large = sent([(NOW, b"k", bytes(10_000), [])], decompression.GZIP)
     for body, effort in ((headers, (10_000, 8)), (large, (9_000, 0))):
         with pytest.raises(record_batch.TooMuchEffort):
             record_batch.check(memoryview(body), effort=record_batch.Effort(*effort))
@@ -393,7 +393,7 @@ def test_a_check_with_an_effort_stops_before_it_takes_long() -> None:
 def test_a_batch_that_fails_late_uses_up_the_effort() -> None:
     """Else a request of many such parts would hold the event loop for each of them."""
     effort = record_batch.Effort(1 << 20, 10)
-    cut = with_raw(zlib.compress(bytes(1 << 19), wbits=31)[:-9], 1, attributes=compression.GZIP)
+    cut = with_raw(zlib.compress(bytes(1 << 19), wbits=31)[:-9], 1, attributes=decompression.GZIP)
     assert isinstance(record_batch.check(memoryview(cut), effort=effort), InvalidBatch)
     assert effort.unpacked == 0
     wrong_name = with_raw(b"\x12\0\0\0\x01\x01\x02\x02\xff\x01", 1)
@@ -402,7 +402,7 @@ def test_a_batch_that_fails_late_uses_up_the_effort() -> None:
 
 
 def test_the_rules_of_a_topic_bound_the_unpacked_bytes() -> None:
-    body = memoryview(sent([(NOW, b"k", bytes(10_000), [])], compression.ZSTD))
+    body = memoryview(sent([(NOW, b"k", bytes(10_000), [])], decompression.ZSTD))
     assert isinstance(
         record_batch.check(body, record_batch.Rules(unpacked_max=11_000)), record_batch.Batch
     )
@@ -630,4 +630,4 @@ def test_changed_bytes_are_refused_or_accepted() -> None:
         assert record_batch.decode(batches, "k").undecodable == 0
         again = check_one(checked.data)
         assert (again.data, *again[1:]) == (checked.data, *checked[1:])
-        assert compression.NAMES[checked.codec]
+        assert decompression.NAMES[checked.codec]

@@ -15,7 +15,7 @@ from tests.support.logs import append
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.coordinator import ADOPT_S
-from tidelog.storage.groups.member_reads import Read
+from tidelog.storage.groups.read_result import Read
 from tidelog.storage.groups.rest_groups import RestGroups
 
 PARTITIONS = 3

@@ -8,7 +8,7 @@ import pytest
 
 from tidelog.storage.codec.entry import Commit as Committed
 from tidelog.storage.codec.entry import Entry, decode, encode_header
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.acls import DEFAULT, Acl
 from tidelog.storage.core.actions import (
     AccessAction,
@@ -52,7 +52,7 @@ def key(name: str = "k1", secret: bytes = b"s", **changed: object) -> CreateKey:
     return CreateKey(name, **(told | changed))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("level", "elements"), [(levels.FIRST, 9), (2, 17), (3, 18)])
+@pytest.mark.parametrize(("level", "elements"), [(format_levels.FIRST, 9), (2, 17), (3, 18)])
 def test_cluster_without_access_has_bytes_of_its_level(level: int, elements: int) -> None:
     used, unused = ClusterState("c", level), ClusterState("c", level)
     apply(unused, [])

@@ -10,8 +10,8 @@ from tests.support.elapsed import elapse
 from tests.support.properties import examples
 from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import AnyAction, DeleteTopic, SetBounds
-from tidelog.storage.core.cluster_bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
+from tidelog.storage.core.time_bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 from tidelog.storage.state.bounds_in_effect import WAITING, ClusterBounds
 from tidelog.storage.state.cluster_state import ClusterState, Outcome
 from tidelog.storage.state.elapsed import STEP_MS_MAX

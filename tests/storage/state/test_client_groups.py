@@ -242,7 +242,7 @@ def test_a_level_without_the_action_neither_writes_nor_reads_it() -> None:
         ]
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries.levels, "KAFKA", 3)
+        patch.setattr(entries.format_levels, "KAFKA", 3)
         forged, _ = entries.encode_header(entry)
     with pytest.raises(Corrupt, match="from level 4 on"):
         entries.decode(forged, "wal/1", seq=1, previous=None)

@@ -10,7 +10,7 @@ from tests.storage.state.test_cluster_state import FIRST, IDS, Spec, applied, ch
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
 from tidelog.storage.codec.entry import Commit
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import (
     AnyAction,
     Append,
@@ -210,7 +210,7 @@ commits = st.tuples(
 @given(st.lists(commits, max_size=30))
 @examples(200)
 def test_what_is_committed_is_what_a_plain_map_holds(history: list) -> None:
-    state, now_ms = ClusterState("c", levels.FIRST), 0  # a step of its time may be a week
+    state, now_ms = ClusterState("c", format_levels.FIRST), 0  # a step of its time may be a week
     applied(state, FIRST)
     model: dict[tuple[str, int], tuple[int, str, int]] = {}
     for group, offsets, later_ms in history:

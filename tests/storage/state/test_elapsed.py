@@ -19,7 +19,7 @@ from tests.storage.state.test_levels import raising
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
 from tidelog.storage.codec.entry import Commit, IdempotencyKey
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import Append
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SKEW_MS_MAX
@@ -136,14 +136,14 @@ def test_what_is_remembered_is_forgotten_by_it_and_by_no_jump() -> None:
 
 
 def test_at_level_1_a_jump_forgets_as_version_0_1_does() -> None:
-    state = ClusterState("c", levels.FIRST)
+    state = ClusterState("c", format_levels.FIRST)
     applied(state, FIRST, keyed(1000), Spec(YEAR_MS, [], []))
     assert state.elapsed_ms == state.time_ms == YEAR_MS
     assert not is_known(state)
 
 
 def test_a_cluster_that_is_raised_goes_on_from_its_time() -> None:
-    state = ClusterState("c", levels.FIRST)
+    state = ClusterState("c", format_levels.FIRST)
     applied(state, FIRST._replace(at_ms=YEAR_MS), keyed(YEAR_MS + 5))
     state.apply(raising(state, 2, at_ms=YEAR_MS + 9), object_keys.wal(3))
     assert (state.elapsed_ms, is_known(state)) == (YEAR_MS + 5, True)
@@ -158,7 +158,7 @@ def test_a_cluster_that_is_raised_goes_on_from_its_time() -> None:
     assert not is_known(state)
 
 
-@pytest.mark.parametrize(("level", "stamps"), [(levels.FIRST, [9000] * 2), (2, [9000, 10])])
+@pytest.mark.parametrize(("level", "stamps"), [(format_levels.FIRST, [9000] * 2), (2, [9000, 10])])
 def test_elapsed_time_never_goes_back(level: int, stamps: list[int]) -> None:
     state = ClusterState("c", level)
     applied(state, FIRST)
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_level_2_without_it_is_corrupt(wrong: object) -> None:
 
 
 def test_a_checkpoint_of_level_1_with_it_is_corrupt() -> None:
-    raw = msgspec.msgpack.decode(ClusterState("c", levels.FIRST).encode())
+    raw = msgspec.msgpack.decode(ClusterState("c", format_levels.FIRST).encode())
     raw += [None, None, None, [], None, [0, []], None]
     with pytest.raises(Corrupt, match="or has one of them at level 1"):
         ClusterState.decode(msgspec.msgpack.encode(raw), "checkpoints/7")

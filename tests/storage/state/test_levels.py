@@ -25,7 +25,7 @@ from tests.support.views import with_topic
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import Commit, DecodedEntry, Entry
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic, SetTopicDefaults
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
 from tidelog.storage.state.cluster_state import ClusterState
@@ -39,19 +39,23 @@ BOUNDS = [False, DEFAULT_MS, DEFAULT_MS, [0, 0]]
 """Of a checkpoint of level 2, as long as no action has changed them."""
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+@pytest.mark.parametrize("level", [format_levels.FIRST, format_levels.NEWEST])
 def test_a_checkpoint_of_another_level_is_refused(level: int) -> None:
     raw = msgspec.msgpack.decode(ClusterState("c", level).encode())
     assert raw[0] == level
     with pytest.raises(Corrupt, match="it has level 0 of the format"):
         ClusterState.decode(msgspec.msgpack.encode([0, *raw[1:]]), "checkpoints/7")
     # Whatever else it has: a newer version may have changed all of it.
-    for newer in ([levels.NEWEST + 1, *raw[1:]], [levels.NEWEST + 1], [2**40, {"x": [None]}]):
+    for newer in (
+        [format_levels.NEWEST + 1, *raw[1:]],
+        [format_levels.NEWEST + 1],
+        [2**40, {"x": [None]}],
+    ):
         with pytest.raises(NewerLevel, match="it needs a newer tidelog"):
             ClusterState.decode(msgspec.msgpack.encode(newer), "checkpoints/7")
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+@pytest.mark.parametrize("level", [format_levels.FIRST, format_levels.NEWEST])
 def test_an_element_that_a_checkpoints_level_does_not_have_is_corrupt(level: int) -> None:
     state = ClusterState("c", level)
     applied(state, FIRST, appending((0, 0, 1), chunks=[chunk(1)]))
@@ -76,7 +80,7 @@ def raising(state: ClusterState, level: int, **changed: object) -> DecodedEntry:
 
 
 def test_an_entry_without_commits_raises_the_level_by_one() -> None:
-    state = ClusterState("c", levels.FIRST)
+    state = ClusterState("c", format_levels.FIRST)
     applied(state, FIRST)
     old_state = msgspec.msgpack.decode(state.encode())
     assert state.apply(raising(state, 2), object_keys.wal(2)) == ([], [], set())
@@ -125,8 +129,8 @@ def test_no_other_entry_changes_the_level(old_level: int, level: int, changed: d
 
 
 def test_a_jump_of_two_levels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "NEWEST", 3)
-    state = ClusterState("c", levels.FIRST)
+    monkeypatch.setattr(format_levels, "NEWEST", 3)
+    state = ClusterState("c", format_levels.FIRST)
     applied(state, FIRST)
     body = state.encode()
     with pytest.raises(Corrupt, match="it has level 3 in a cluster of 1"):
@@ -141,15 +145,15 @@ def test_a_jump_of_two_levels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> Non
 @random_histories
 def test_the_level_changes_nothing_else(history: list[Spec], raise_number: int) -> None:
     """A cluster raised to level 3 has the content of one that began at it, without principals."""
-    raised, newest = ClusterState("c", levels.FIRST), ClusterState("c")
+    raised, newest = ClusterState("c", format_levels.FIRST), ClusterState("c")
     for number, spec in enumerate(history):
         spec = spec._replace(at_ms=number)
         if number == min(raise_number, len(history) - 1):
-            for level in range(2, levels.NEWEST + 1):
-                for state, new_level in ((raised, level), (newest, levels.NEWEST)):
+            for level in range(2, format_levels.NEWEST + 1):
+                for state, new_level in ((raised, level), (newest, format_levels.NEWEST)):
                     entry = raising(state, new_level, at_ms=state.time_ms)
                     state.apply(entry, object_keys.wal(state.seq + 1))
-        if raised.level < levels.TOPIC_DEFAULTS:
+        if raised.level < format_levels.TOPIC_DEFAULTS:
             spec = spec._replace(commits=[_without_defaults(commit) for commit in spec.commits])
         outcomes = [  # without the lengths of headers, which are in the positions of chunks
             state.apply(encoded(state, spec)._replace(body_start=0), "wal/x").outcomes
@@ -170,7 +174,7 @@ def _without_defaults(commit: Commit) -> Commit:
 
 
 NEW = {"x": 1}
-NEWER = levels.NEWEST + 1
+NEWER = format_levels.NEWEST + 1
 
 
 def checkpoint_of(state: list[Any]) -> bytes:
@@ -211,7 +215,7 @@ async def test_older_version_drops_nothing_new(inner: MemoryStore, is_collected:
 @pytest.mark.parametrize("is_collected", [False, True])
 async def test_state_above_its_level_is_corrupt(inner: MemoryStore, is_collected: bool) -> None:
     """No version writes it: it is passed over, as any damaged checkpoint, if all entries exist."""
-    key = await upgraded(inner, levels.NEWEST, is_collected=is_collected)
+    key = await upgraded(inner, format_levels.NEWEST, is_collected=is_collected)
     if is_collected:
         with pytest.raises(StoreUnfit, match="no checkpoint that can be read"):
             await made(inner).open("c0ffee")
@@ -237,7 +241,7 @@ def of_action(values: list[Any]) -> list[Any]:
     return values[7][0][1][0]
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST, NEWER])
+@pytest.mark.parametrize("level", [format_levels.FIRST, format_levels.NEWEST, NEWER])
 @pytest.mark.parametrize("part", [of_entry, of_commit, of_action])
 async def test_an_older_version_stops_at_an_entry_that_it_does_not_know(
     inner: MemoryStore, part: Callable[[list[Any]], list[Any]], level: int
@@ -245,7 +249,7 @@ async def test_an_older_version_stops_at_an_entry_that_it_does_not_know(
     wal = await with_topic(inner)
     draft = creating(wal.clock, "u", topic_id="b2" * 16)
     newer = Entry(
-        level=levels.NEWEST,
+        level=format_levels.NEWEST,
         seq=wal.state.seq + 1,
         previous=wal.state.hash,
         entry_id=wal.clock.new_id(),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.storage.state.test_cluster_state import IDS
 from tests.support.properties import examples
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import Chunk, InitProducer, ProducerAppend
 from tidelog.storage.core.errors import (
     InvalidRequest,
@@ -334,21 +334,22 @@ def test_the_retry_of_a_bump_gets_the_same_epoch_and_a_newer_instance_a_newer() 
     producers = Producers()
     producer_id, _ = producers.init(InitProducer(), 0)
     for _ in range(3):  # one call, its answer lost twice
-        assert producers.check_ids(InitProducer(producer_id, 0), levels.NEWEST) is None
+        assert producers.check_ids(InitProducer(producer_id, 0), format_levels.NEWEST) is None
         assert producers.init(InitProducer(producer_id, 0), 0).epoch == 1
     assert (
         producers.init(InitProducer(producer_id, -1), 0).epoch == 2
     )  # a new instance, asks for no one's
     for epoch in (0, 1, 3):
         assert isinstance(
-            producers.check_ids(InitProducer(producer_id, epoch), levels.NEWEST), ProducerFenced
+            producers.check_ids(InitProducer(producer_id, epoch), format_levels.NEWEST),
+            ProducerFenced,
         )
     assert producers.init(InitProducer(producer_id, 2), 0).epoch == 3
 
 
 def test_one_that_was_forgotten_gets_a_new_id() -> None:
     producers = Producers()
-    assert producers.check_ids(InitProducer(41, 3), levels.NEWEST) is None
+    assert producers.check_ids(InitProducer(41, 3), format_levels.NEWEST) is None
     assert producers.init(InitProducer(41, 3), 0) == ProducerEpoch(0, 0)
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from tests.support.random_entries import GROUPS, KINDS, RandomEntries, entry_key
-from tidelog.storage.core import actions, levels
+from tidelog.storage.core import actions, format_levels
 from tidelog.storage.core.actions import AnyAction, CommitOffsets, DeleteOffsets
 from tidelog.storage.state import state_checkpoint
 from tidelog.storage.state.cluster_state import ALONE, Applied, ClusterState
@@ -40,7 +40,9 @@ def test_apply_of_any_actions_in_any_order_never_raises() -> None:
     together: Counter[type[AnyAction]] = Counter()
     for seed in range(SEEDS):
         entries = RandomEntries(random.Random(seed))
-        state = ClusterState("c", random.Random(seed).randint(levels.FIRST, levels.NEWEST))
+        state = ClusterState(
+            "c", random.Random(seed).randint(format_levels.FIRST, format_levels.NEWEST)
+        )
         for _ in range(ENTRIES):
             decoded = entries.next(state)
             try:
@@ -76,7 +78,9 @@ def test_i4_states_from_checkpoints_stay_equal(kinds: frozenset[type[AnyAction]]
     for seed in range(STATE_SEEDS):
         draw = random.Random(seed)
         entries = RandomEntries(draw, kinds)
-        state = ClusterState("c", draw.randint(levels.KAFKA if kinds else 2, levels.NEWEST))
+        state = ClusterState(
+            "c", draw.randint(format_levels.KAFKA if kinds else 2, format_levels.NEWEST)
+        )
         loaded: list[ClusterState] = []
         in_other_order: list[ClusterState] = []
         of_clients: dict[str, bool] = {}
@@ -182,7 +186,7 @@ def test_i4_offsets_are_deleted_as_by_versions_that_looked_at_all_groups() -> No
     for seed in range(DELETING_SEEDS):
         draw = random.Random(seed)
         entries = RandomEntries(draw, kinds)
-        state = ClusterState("c", draw.randint(levels.KAFKA, levels.NEWEST))
+        state = ClusterState("c", draw.randint(format_levels.KAFKA, format_levels.NEWEST))
         old = ClusterState("c", state.level)
         old.committed_offsets = _SweptOffsets(old.members, shares=old.shares)
         for _ in range(ENTRIES):
@@ -203,7 +207,7 @@ def test_i4_offsets_are_deleted_as_by_versions_that_looked_at_all_groups() -> No
 
 
 def test_states_that_differ_in_a_group_are_not_equal() -> None:
-    state = ClusterState("c", levels.NEWEST)
+    state = ClusterState("c", format_levels.NEWEST)
     entries = RandomEntries(random.Random(1))
     while (members := state.members.kept()) is None or not members.groups:
         decoded = entries.next(state)

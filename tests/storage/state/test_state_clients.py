@@ -26,7 +26,7 @@ from tidelog.storage.codec.entry import (
     IdempotencyKey,
     encode_header,
 )
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import (
     AnyAction,
     Append,
@@ -111,7 +111,7 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
         ]
         number = decoded.entry.seq
         entry_without = Entry(
-            levels.NEWEST, number, clean.hash, b"", "b", spec.at_ms, spec.chunks, commits
+            format_levels.NEWEST, number, clean.hash, b"", "b", spec.at_ms, spec.chunks, commits
         )
         clean.apply(DecodedEntry(entry_without, decoded.hash, decoded.body_start), key)
         assert clean.encode() == state.encode()
@@ -261,7 +261,7 @@ def test_a_day_is_of_elapsed_time() -> None:
 
 
 def test_a_checkpoint_of_level_1_without_producers_is_as_it_always_was() -> None:
-    first = ClusterState("c", levels.FIRST)
+    first = ClusterState("c", format_levels.FIRST)
     applied(first, FIRST)
     assert len(msgspec.msgpack.decode(first.encode())) == 9
     assert msgspec.msgpack.decode(state_with().encode())[9:] == [
@@ -282,7 +282,7 @@ def test_a_checkpoint_of_level_1_without_producers_is_as_it_always_was() -> None
 # -- bytes
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, 2, 3, levels.NEWEST])
+@pytest.mark.parametrize("level", [format_levels.FIRST, 2, 3, format_levels.NEWEST])
 def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
     state = ClusterState("c", level)
     applied(state, FIRST)
@@ -293,7 +293,7 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
     ]
     decoded = encoded(state, Spec(40, [chunk(0)], commits))
     header, _ = encode_header(decoded.entry)
-    principals = [""] if level > levels.FIRST else []
+    principals = [""] if level > format_levels.FIRST else []
     assert msgspec.msgpack.decode(header[16:])[7] == [
         [b"", [["init-producer", -1, -1]], None, None, *principals],
         [
@@ -312,7 +312,11 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
     assert body[9:] == [
         [1, [[0, 0, -1, 40, 40]], [[0, IDS[0], 0, 0, [[0, 1, 0, 40]]]]],
         {"g": {IDS[0]: [[1, 7, -1, "m", 40]]}},
-        *([None, [], None, [40, [["b", 40, 40]]], BOUNDS, []] if level > levels.FIRST else []),
+        *(
+            [None, [], None, [40, [["b", 40, 40]]], BOUNDS, []]
+            if level > format_levels.FIRST
+            else []
+        ),
         *([NO_OWNERS] if level > 2 else []),
         *([NO_KAFKA, {}] if level > 3 else []),
     ]

@@ -16,7 +16,7 @@ from tests.storage.state.test_cluster_state import (
 )
 from tests.support.logs import append, kill, opened, read_values
 from tidelog.storage.codec.entry import Commit, Entry, encode_header
-from tidelog.storage.core import levels, topic_configs
+from tidelog.storage.core import format_levels, topic_configs
 from tidelog.storage.core.actions import AlterTopic, AnyAction, DeleteTopic, SetTopicDefaults
 from tidelog.storage.core.errors import Corrupt, InvalidConfig, InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import BROKER_NAMES, CONFIGS, DEFAULTS, ConfigSource
@@ -126,7 +126,7 @@ def test_settings_of_the_broker_are_below_the_clusters_defaults() -> None:
     assert [(value.value, value.source) for value in values] == [("6", 3), ("3", 4), ("1", 5)]
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, 2, 3])
+@pytest.mark.parametrize("level", [format_levels.FIRST, 2, 3])
 def test_levels_below_4_have_no_defaults(level: int) -> None:
     state = ClusterState("c", level)
     action = SetTopicDefaults({"log.roll.ms": "2000"})
@@ -138,7 +138,7 @@ def test_levels_below_4_have_no_defaults(level: int) -> None:
     with pytest.raises(InvalidRequest, match="from level 4 on"):
         encode_header(Entry(level, 1, b"", b"", "b", 1, [], commits))
     raw = msgspec.msgpack.decode(state.encode())
-    if level > levels.FIRST:
+    if level > format_levels.FIRST:
         missing: list[object] = [[{}, {}, {}, [{}, {}]]] if level == 2 else []
         raw += [*missing, None, {"log.roll.ms": "2000"}]
         with pytest.raises(Corrupt):

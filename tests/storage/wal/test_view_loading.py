@@ -23,9 +23,9 @@ from tests.support.views import (
 )
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.cluster_bounds import Bounds
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectInfo
@@ -345,12 +345,12 @@ async def test_listings_that_stay_stale_end_a_load(stale_listings: int) -> None:
 
 async def test_a_cluster_of_a_newer_level_is_refused() -> None:
     inner = MemoryStore()
-    await found_cluster(inner, levels.NEWEST + 1)
+    await found_cluster(inner, format_levels.NEWEST + 1)
     with pytest.raises(NewerLevel) as caught:
         await opened(inner)
     assert str(caught.value) == (
-        f"object cluster.json has level {levels.NEWEST + 1} of the format, "
-        f"this version reads up to {levels.NEWEST}: "
+        f"object cluster.json has level {format_levels.NEWEST + 1} of the format, "
+        f"this version reads up to {format_levels.NEWEST}: "
         "it needs a newer tidelog"
     )
     inner = MemoryStore()
@@ -359,7 +359,7 @@ async def test_a_cluster_of_a_newer_level_is_refused() -> None:
         await opened(inner)
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+@pytest.mark.parametrize("level", [format_levels.FIRST, format_levels.NEWEST])
 async def test_wal_begins_at_level_of_cluster_file(inner: MemoryStore, level: int) -> None:
     await found_cluster(inner, level)
     wal = await with_topic(inner)
@@ -373,8 +373,8 @@ async def test_wal_begins_at_level_of_cluster_file(inner: MemoryStore, level: in
 
 async def test_new_clusters_begin_at_the_newest_level(inner: MemoryStore) -> None:
     wal = await with_topic(inner)
-    assert wal.cluster.format == wal.state.level == levels.NEWEST
-    assert b'"format":%d' % levels.NEWEST in await inner.get(object_keys.CLUSTER)
+    assert wal.cluster.format == wal.state.level == format_levels.NEWEST
+    assert b'"format":%d' % format_levels.NEWEST in await inner.get(object_keys.CLUSTER)
 
 
 @pytest.mark.parametrize("is_collected", [False, True])
@@ -383,11 +383,11 @@ async def test_newer_checkpoint_is_not_passed_over(inner: MemoryStore, is_collec
     wal = await with_topic(inner)
     await wal.checkpoint()
     await wal.commit(one(wal, "a"))
-    payload = msgspec.msgpack.encode([levels.NEWEST + 1, {"all": "new"}])
+    payload = msgspec.msgpack.encode([format_levels.NEWEST + 1, {"all": "new"}])
     head = wal_objects.CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
     await inner.create(object_keys.checkpoint(2), [head, payload])
     if is_collected:
         await inner.delete([object_keys.wal(1)])
-    message = f"{object_keys.checkpoint(2)} has level {levels.NEWEST + 1}"
+    message = f"{object_keys.checkpoint(2)} has level {format_levels.NEWEST + 1}"
     with pytest.raises(NewerLevel, match=message):
         await opened(inner)

@@ -28,7 +28,7 @@ from tests.support.hotlogs import (
 from tests.support.records import request, rows
 from tests.support.vloop import run
 from tidelog.storage.codec.entry import HotMark, IdempotencyKey
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import CommitUnknown, StoreUnfit, Unavailable
 from tidelog.storage.write import hot_log
 from tidelog.storage.write.hot_log_file import discard, recover
@@ -52,7 +52,7 @@ def left_by_a_crash(directory: Path, *requests: str, log_id: str = LOG_ID) -> No
 
 async def test_a_principal_survives_from_level_2_on(tmp_path: Path) -> None:
     hot = Opened(tmp_path)
-    for level in (levels.FIRST, 2):
+    for level in (format_levels.FIRST, 2):
         hot.level = level
         named = request(hot.clock, {1: rows("k")})
         named.principal = "User:alice"

@@ -16,7 +16,7 @@ from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.chunk import PACK_BYTES_MIN, Rows
 from tidelog.storage.codec.entry import Draft, Entry, HotMark, IdempotencyKey
 from tidelog.storage.codec.partitioner import RecordPartitions
-from tidelog.storage.core import levels, object_keys
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
 from tidelog.storage.core.errors import IdempotencyMismatch, UnknownTopic
 from tidelog.storage.state.cluster_state import ClusterState
@@ -67,7 +67,7 @@ def apply(state: ClusterState, encoded: EncodedDraft) -> tuple[bytes, list[Outco
     """The draft as the next entry: the object's bytes, and what became of its commits."""
     draft: Draft = encoded.draft
     entry = Entry(
-        levels.NEWEST, state.seq + 1, state.hash, b"", "b", 0, draft.chunks, draft.commits
+        format_levels.NEWEST, state.seq + 1, state.hash, b"", "b", 0, draft.chunks, draft.commits
     )
     body = b"".join([entries.encode_header(entry)[0], *draft.bodies])
     key = object_keys.wal(entry.seq)

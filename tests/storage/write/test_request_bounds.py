@@ -14,7 +14,7 @@ from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import IdempotencyKey
-from tidelog.storage.core import levels, topic_configs
+from tidelog.storage.core import format_levels, topic_configs
 from tidelog.storage.core.actions import AlterTopic, CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import (
     BoundReached,
@@ -108,7 +108,7 @@ def test_an_action_that_cannot_be_stored_concerns_its_request_alone() -> None:
     ],
 )
 def test_a_config_is_kept_in_one_form(name: str, value: str, canonical_value: str) -> None:
-    assert topic_configs.canonical(name, value, levels.NEWEST) == canonical_value
+    assert topic_configs.canonical(name, value, format_levels.NEWEST) == canonical_value
     assert topic_configs.effective({name: value}) == topic_configs.effective(
         {name: canonical_value}
     )
@@ -116,7 +116,7 @@ def test_a_config_is_kept_in_one_form(name: str, value: str, canonical_value: st
 
 def test_a_long_value_of_a_config_is_refused_without_its_text() -> None:
     with pytest.raises(InvalidConfig) as refused:
-        topic_configs.canonical("cleanup.policy", "delete" + ",delete" * 1000, levels.NEWEST)
+        topic_configs.canonical("cleanup.policy", "delete" + ",delete" * 1000, format_levels.NEWEST)
     assert len(str(refused.value)) < 200
 
 
@@ -188,7 +188,7 @@ async def test_refused_request_writes_nothing_and_retry_is_not_checked() -> None
 async def test_a_cluster_of_the_first_level_has_the_defaults_only() -> None:
     """Version 0.1 refuses a commit that sets a config it does not know: so does `apply` (I4)."""
     async with closing(await opened(MemoryStore())) as log:
-        log._log.wal._state = ClusterState("c0ffee", levels.FIRST)
+        log._log.wal._state = ClusterState("c0ffee", format_levels.FIRST)
         with pytest.raises(InvalidConfig, match=r"needs level 2 .* run tidelog upgrade"):
             await log.topics.create("t", 1, {AFTER: "1"})
 

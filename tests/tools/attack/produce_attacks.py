@@ -22,7 +22,7 @@ from tidelog.service.kafka.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from tidelog.storage.codec import compression
+from tidelog.storage.codec import decompression
 from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, MAGIC
 from tidelog.storage.runtime.clock import SystemClock
 
@@ -39,7 +39,7 @@ RUN_BYTES = 128 << 10
 Packer = Literal["snappy", "lz4", "zstd"]
 
 
-def batch_of(body: bytes, count: int = 1, codec: int = compression.NONE) -> bytes:
+def batch_of(body: bytes, count: int = 1, codec: int = decompression.NONE) -> bytes:
     """Return a batch with a right header."""
     now_ms = SystemClock().now_ms()
     length = HEADER_SIZE - 12 + len(body)
@@ -64,16 +64,16 @@ def packed(name: Packer, body: bytes) -> bytes:
 def runs() -> bytes:
     """Return a batch of zstd that has 16 MiB of zeros in 578 bytes."""
     run = struct.pack("<I", RUN_BYTES << 3 | 2)[:3] + b"\0"
-    return batch_of(ZSTD_HEAD + run * 127 + b"\x01\0\0", codec=compression.ZSTD)
+    return batch_of(ZSTD_HEAD + run * 127 + b"\x01\0\0", codec=decompression.ZSTD)
 
 
 def members(size: int) -> bytes:
     """Return a batch of gzip with many members that are empty, and then `size` bytes."""
-    return batch_of(gzip(b"") * 9_999 + bytes(range(256)) * (size // 256), codec=compression.GZIP)
+    return batch_of(gzip(b"") * 9_999 + bytes(range(256)) * (size // 256), codec=decompression.GZIP)
 
 
 def zeros(name: Packer, size: int) -> bytes:
-    return batch_of(packed(name, bytes(size)), codec=compression.NAMES.index(name))
+    return batch_of(packed(name, bytes(size)), codec=decompression.NAMES.index(name))
 
 
 def many_headers(pad: int, codec: int) -> bytes:
@@ -94,12 +94,12 @@ BATCHES: dict[str, tuple[Callable[[], bytes], int, int]] = {
     "zeros in snappy": (lambda: zeros("snappy", 200 * MIB), 1, 6),
     "zeros in snappy, many parts": (lambda: zeros("snappy", 200 * MIB), 7, 1),
     "zeros in lz4": (lambda: zeros("lz4", 15 * MIB), 100, 2),
-    "zeros in gzip": (lambda: batch_of(gzip(bytes(15 * MIB)), codec=compression.GZIP), 100, 2),
-    "headers": (lambda: many_headers(0, compression.NONE), 40, 4),
-    "headers in zstd": (lambda: many_headers(0, compression.ZSTD), 190, 20),
-    "a long count of headers in zstd": (lambda: many_headers(4, compression.ZSTD), 190, 8),
+    "zeros in gzip": (lambda: batch_of(gzip(bytes(15 * MIB)), codec=decompression.GZIP), 100, 2),
+    "headers": (lambda: many_headers(0, decompression.NONE), 40, 4),
+    "headers in zstd": (lambda: many_headers(0, decompression.ZSTD), 190, 20),
+    "a long count of headers in zstd": (lambda: many_headers(4, decompression.ZSTD), 190, 8),
     "a long count of headers in gzip": (
-        lambda: batch_of(gzip(record(0, HEADERS, 4)), codec=compression.GZIP),
+        lambda: batch_of(gzip(record(0, HEADERS, 4)), codec=decompression.GZIP),
         100,
         4,
     ),
@@ -156,7 +156,7 @@ def produce_attacks(scale: float) -> dict[str, Attack]:
             attack = functools.partial(heavy_batches, name, user, scale)
             table[f"produce: {name}, {user}"] = attack
     table["produce: runs of zstd, acks=0"] = functools.partial(unanswered_batches, scale)
-    for codec in (compression.NONE, compression.ZSTD):
-        name = f"produce: records without keys, {compression.NAMES[codec]}"
+    for codec in (decompression.NONE, decompression.ZSTD):
+        name = f"produce: records without keys, {decompression.NAMES[codec]}"
         table[name] = functools.partial(records_without_keys, codec, scale)
     return table

@@ -14,7 +14,7 @@ from tests.storage.codec.reference import with_header
 from tests.tools.attack.probes import resident_mib
 from tests.tools.attack.produce_attacks import many_headers, members, runs, zeros
 from tests.tools.fuzz.mutations import mutated
-from tidelog.storage.codec import compression, record_batch
+from tidelog.storage.codec import decompression, record_batch
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.core.errors import LogError
 
@@ -25,7 +25,7 @@ HEAVY_EVERY = 200
 def main(count: int) -> None:
     rng = random.Random(11)
     usual = [bytes.fromhex(text) for text in GOLDEN.values()]
-    heavy = [runs(), many_headers(0, compression.ZSTD), members(1 << 16), zeros("lz4", 10 << 20)]
+    heavy = [runs(), many_headers(0, decompression.ZSTD), members(1 << 16), zeros("lz4", 10 << 20)]
     outcomes = deque[object](maxlen=OUTCOMES)
     errors, sizes = 0, list[int]()
     for number in range(count):

@@ -12,7 +12,7 @@ from tests.storage.codec.golden import GOLDEN
 from tests.support.record_batches import check_one
 from tests.tools.attack.produce_attacks import many_headers, runs
 from tests.tools.fuzz.target import Target
-from tidelog.storage.codec import compression, record_batch
+from tidelog.storage.codec import decompression, record_batch
 from tidelog.storage.codec.batch_header import ATTRIBUTES_AT, HEADER_SIZE, CorruptBatch
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError
 
@@ -64,7 +64,12 @@ def _check_effort(data: memoryview) -> None:
 
 def _seeds() -> list[bytes]:
     usual = [bytes.fromhex(text) for text in GOLDEN.values()]
-    return [*usual, runs(), many_headers(0, compression.ZSTD), many_headers(4, compression.ZSTD)]
+    return [
+        *usual,
+        runs(),
+        many_headers(0, decompression.ZSTD),
+        many_headers(4, decompression.ZSTD),
+    ]
 
 
 TARGETS = [Target("kafka-batch", _seeds, _check)]

@@ -33,7 +33,7 @@ from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import DecodedEntry, Entry
-from tidelog.storage.core import actions, levels, object_keys
+from tidelog.storage.core import actions, format_levels, object_keys
 from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
 from tidelog.storage.core.model import TopicIdPartition
@@ -89,7 +89,7 @@ def _groups_and_producers() -> list[Entry]:
     body = chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")]))
     chunk = Chunk(flights, 1, 0, body.body.nbytes, body.crc32c, 3, 1, 3, True, "", body.raw_size)
     origins = [entries.DraftId("o1", 1, 2), entries.DraftId("o2", 9, 1)]
-    head = (levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000, [chunk])
+    head = (format_levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000, [chunk])
     return [
         Entry(*head, commits, origins),
         Entry(*head, commits[:3]),
@@ -99,7 +99,7 @@ def _groups_and_producers() -> list[Entry]:
 
 @functools.cache
 def _golden_checkpoint() -> bytes:
-    (path,) = folder_of(levels.NEWEST).glob("checkpoints/*")
+    (path,) = folder_of(format_levels.NEWEST).glob("checkpoints/*")
     return path.read_bytes()
 
 
@@ -377,7 +377,7 @@ def check_hand_over(data: bytes) -> None:
             continue
         assert messages.decode_forwarded(messages.encode_forwarded(draft)) == draft
         merged = messages.merge([draft, draft])
-        head = (levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000)
+        head = (format_levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000)
         entry = Entry(*head, merged.chunks, merged.commits, list(merged.origins))
         decoded = entries.decode(_entry_bytes(entry), KEY, seq=SEQ, previous=None)
         state = ClusterState.decode(_busy_checkpoint(), KEY)

@@ -21,7 +21,7 @@ PUTS_KEPT = 1000
 entries of a copy of this process."""
 
 
-class CopyFence:
+class CloneFence:
     """The fence of one WAL view, which owns it. The view's entries have the name `writer`."""
 
     def __init__(self, writer: str) -> None:

@@ -3,7 +3,7 @@
 import struct
 from typing import Any
 
-from tidelog.service.kafka.messages.decoding import is_fixed
+from tidelog.service.kafka.messages.decoder_source import is_fixed
 from tidelog.service.kafka.messages.schema import CompiledField, Message, Structure, members_of
 
 

@@ -20,7 +20,7 @@ from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_log_recovery import CLAIM
+from tidelog.storage.write.recovered_requests import CLAIM
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
 LOG_ID = "f" * 32
@@ -122,7 +122,7 @@ async def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
     await other._log.wal.commit(Draft([Commit(other.clock.new_id(), [], hot=mark)], [], []))
     await live._log.wal.refresh()
     with pytest.raises(Fenced):
-        live._log.wal.copy_fence.check_fence()
+        live._log.wal.clone_fence.check_fence()
     await live.release()
     await other.close()
 
@@ -143,7 +143,7 @@ async def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_p
         cluster.net.plan = lambda verb, _: Broken.LOST if verb == "tell" else None
         assert live._log.writer.hot_log is not None
         mark = HotMark(live._log.writer.hot_log.log_id, 0)
-        copy._log.wal.writer = copy._log.wal.copy_fence.writer = live._log.wal.writer
+        copy._log.wal.writer = copy._log.wal.clone_fence.writer = live._log.wal.writer
         action = MoveLogStart(copy.state.topic("t").topic_id, 0, 0)
         await copy._log.wal.commit(Draft([Commit(copy.clock.new_id(), [action], hot=mark)], [], []))
         await first._log.wal.refresh()
@@ -151,7 +151,7 @@ async def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_p
         await asyncio.sleep(1.0)
         assert live._sequencer.counters.handed_over == 1
         with pytest.raises(Fenced):
-            live._log.wal.copy_fence.check_fence()
+            live._log.wal.clone_fence.check_fence()
         home = tmp_path / str(brokers.index(live))
         await cluster.stop(live)  # it deletes the file if all its requests are committed
         again = await cluster.start(hot_dir=home)

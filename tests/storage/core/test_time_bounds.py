@@ -7,9 +7,9 @@ from tests.support.clock import ManualClock
 from tests.support.maintenance import caring
 from tests.support.views import CLUSTER_ID, opened, wal_on
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.cluster_bounds import LEAST, Bounds, check
+from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import ObjectNotFound, StoreUnfit
+from tidelog.storage.core.time_bounds import LEAST, Bounds, check
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import WalObjects, WalSettings
 
@@ -56,7 +56,7 @@ def test_shorter_ones_are_those_of_a_test(bounds: Bounds, is_test: bool) -> None
 async def test_bounds_of_first_process_are_obeyed_by_others(inner: MemoryStore) -> None:
     first = await opened(inner, settings=WalSettings(LONG))
     stored = msgspec.json.decode(await inner.get(object_keys.CLUSTER))
-    assert (stored["format"], stored["bounds"]) == (levels.NEWEST, msgspec.to_builtins(LONG))
+    assert (stored["format"], stored["bounds"]) == (format_levels.NEWEST, msgspec.to_builtins(LONG))
     for settings in (WalSettings(), WalSettings(Bounds(1, 4))):
         other = await opened(inner, settings=settings)
         assert other.cluster == first.cluster

@@ -6,11 +6,11 @@ import pytest
 from tests.storage.state.test_access import apply
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import GENESIS, Commit, Entry
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import AnyAction, ReleaseHold, RenewHold, RetireHotLog, TakeHold
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.holds import HOLD_ID_CHARS_MAX, HOLD_MS_MAX, HOLDS_MAX
+from tidelog.storage.state.collection_holds import HOLD_ID_CHARS_MAX, HOLD_MS_MAX, HOLDS_MAX
 
 MINUTE_MS = 60_000
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_has_the_holds() -> None:
 
 def test_level_1_has_no_holds() -> None:
     commit = Commit(b"", [TakeHold("a", 1)])
-    entry = Entry(levels.FIRST, 1, GENESIS, b"", "b", 0, [], [commit])
+    entry = Entry(format_levels.FIRST, 1, GENESIS, b"", "b", 0, [], [commit])
     with pytest.raises(InvalidRequest, match="tidelog upgrade"):
         entries.encode_header(entry)
     header = msgspec.msgpack.encode(
@@ -104,7 +104,7 @@ def test_level_1_has_no_holds() -> None:
     body = entries._PREFIX.pack(entries.MAGIC, len(header), entries.crc32c(header)) + header
     with pytest.raises(Corrupt, match="level 1"):
         entries.decode(body, "k", seq=1, previous=None)
-    state = ClusterState("c", levels.FIRST)
+    state = ClusterState("c", format_levels.FIRST)
     assert len(msgspec.msgpack.decode(state.encode())) == 9
     elements = [*msgspec.msgpack.decode(state.encode()), None, None, None, [], None, None, None]
     with pytest.raises(Corrupt, match="holds"):

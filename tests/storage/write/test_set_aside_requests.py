@@ -16,10 +16,10 @@ from tidelog.storage.core.errors import LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Acks, Part
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import Created
-from tidelog.storage.write import quarantine
+from tidelog.storage.write import set_aside_requests
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import KEPT
-from tidelog.storage.write.quarantine import SetAsideRequests
+from tidelog.storage.write.set_aside_requests import SetAsideRequests
 
 
 class Particular(MemoryStore):
@@ -56,7 +56,7 @@ async def test_requests_behind_a_refused_one_are_committed_and_it_follows(tmp_pa
     assert len(kept(tmp_path)) == log.stats().set_aside == 1
     assert log._log.writer.buffered_bytes == 0
     inner.refuses = b""
-    await asyncio.sleep(quarantine.KEPT_RETRY_S + 5.0)
+    await asyncio.sleep(set_aside_requests.KEPT_RETRY_S + 5.0)
     assert await read_values(log) == ["1", "2", "3", "odd"]
     assert (kept(tmp_path), log.set_aside) == ([], 0)
     await log.close()
@@ -92,7 +92,7 @@ async def test_no_request_passes_an_acknowledged_one_of_its_partition(tmp_path: 
     with pytest.raises(Unavailable, match=r"acknowledged requests to the same.*is not taken"):
         await append(log, "fourth")
     inner.refuses = b""
-    await asyncio.sleep(quarantine.PAUSE_MAX_S + 1.0)
+    await asyncio.sleep(set_aside_requests.PAUSE_MAX_S + 1.0)
     assert await read_values(log) == ["first", "second", "third"]
     await log.close()
 
@@ -106,7 +106,7 @@ async def test_a_store_that_refuses_everything_sets_nothing_aside(tmp_path: Path
     await asyncio.sleep(100.0)
     assert log.set_aside == 0
     inner.is_full = False
-    await asyncio.sleep(quarantine.PAUSE_MAX_S + 1.0)
+    await asyncio.sleep(set_aside_requests.PAUSE_MAX_S + 1.0)
     assert await read_values(log) == list("12345")
     await log.close()
     assert names(tmp_path) == []
@@ -143,7 +143,7 @@ async def test_an_error_after_the_new_file_leaves_one_file_and_one_record(
     inner.refuses = b""
     await log.close()
     again = await opened(inner, hot_dir=tmp_path)
-    await asyncio.sleep(quarantine.KEPT_RETRY_S + 5.0)
+    await asyncio.sleep(set_aside_requests.KEPT_RETRY_S + 5.0)
     assert await read_values(again) == ["1", "2", "3", "odd"]
     await again.close()
     assert names(tmp_path) == []
@@ -172,7 +172,7 @@ async def test_a_crash_while_a_request_is_set_aside_commits_it_once(
     inner.refuses = b""
     for _ in range(2):
         again = await opened(inner, hot_dir=tmp_path)
-        await asyncio.sleep(quarantine.KEPT_RETRY_S + 5.0)
+        await asyncio.sleep(set_aside_requests.KEPT_RETRY_S + 5.0)
         assert sorted(await read_values(again)) == ["1", "2", "3", "odd"]
         assert kept(tmp_path) == []
         await kill(again)
@@ -185,7 +185,7 @@ async def test_the_old_mark_is_used_up_before_the_request_is_tried_again(tmp_pat
     await append(log, "odd", acks=Acks.LOCAL)
     await asyncio.sleep(30.0)
     inner.refuses = b""
-    await asyncio.sleep(quarantine.KEPT_RETRY_S + 5.0)
+    await asyncio.sleep(set_aside_requests.KEPT_RETRY_S + 5.0)
     assert await read_values(log) == ["odd"]
     await kill(log)
     again = await opened(inner, hot_dir=tmp_path)

@@ -1,7 +1,7 @@
 """The CPU time of a principal's requests, for its quota `request_percentage`.
 
 A request's time is the CPU time of the threads that work for it: of the event loop between the
-handler's waits, which is measured here, and of its slices (service.unpack_threads). Wall time would
+handler's waits, which is measured here, and of its slices (service.codec_threads). Wall time would
 also count waits for a CPU and for the interpreter's lock, which requests of other principals cause.
 Work for several principals together (flushes, commits, seals) is not counted.
 
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tidelog.service.codec_threads import PERCENT
 from tidelog.service.security.caller import CallerRights
-from tidelog.service.unpack_threads import PERCENT
 from tidelog.storage.runtime.tasks import Steps
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 

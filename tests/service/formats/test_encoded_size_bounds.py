@@ -10,12 +10,12 @@ from tests.service.formats.test_json_out import Record, batch_of
 from tests.support.properties import examples
 from tidelog.service.formats import consumers
 from tidelog.service.formats.arrow import encode_arrow_of_many
+from tidelog.service.formats.encoded_size_bounds import PAGE_BYTES, fitted
 from tidelog.service.formats.fetched import FetchParams, encode
 from tidelog.service.formats.json_out import FEW
-from tidelog.service.formats.page_bounds import PAGE_BYTES, fitted
 from tidelog.storage.codec.chunk import weight
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition
-from tidelog.storage.groups.member_reads import Portion, Read
+from tidelog.storage.groups.read_result import Portion, Read
 from tidelog.storage.read.reader import ReadBatch
 from tidelog.storage.records import FetchResult
 

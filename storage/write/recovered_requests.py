@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
 from tidelog.storage.codec.entry import Commit, Draft, DraftId, Entry, HotMark, shares
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import RetireHotLog
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound
 from tidelog.storage.wal.view import WalView
@@ -44,7 +44,7 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
 
     Raises LogError. **On a crash**: a claim is left, which the next recovery finds.
     """
-    if wal.state.level == levels.FIRST:
+    if wal.state.level == format_levels.FIRST:
         return list(files)
     search = _Search(files)
     if search.logs:

@@ -5,14 +5,14 @@ import pytest
 from tests.support.logs import MANUAL, closing, opened
 from tests.support.maintenance import caring
 from tests.support.records import found_cluster
-from tidelog.compaction.bounds import BoundState, bounds_of, change_bounds
+from tidelog.compaction.change_bounds import BoundState, bounds_of, change_bounds
 from tidelog.compaction.collect import plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.upgrade import raise_level
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import WalSettings
@@ -68,7 +68,7 @@ async def test_a_change_that_is_refused_says_why_and_changes_nothing(inner: Memo
 
 
 async def test_at_level_1_no_entry_has_the_change(inner: MemoryStore) -> None:
-    await found_cluster(inner, levels.FIRST)
+    await found_cluster(inner, format_levels.FIRST)
     async with caring(inner) as cluster:
         with pytest.raises(InvalidRequest, match="run `tidelog upgrade` first"):
             await change_bounds(cluster, SetBounds(120_000), is_dry=False)

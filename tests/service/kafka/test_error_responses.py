@@ -14,8 +14,8 @@ from tests.service.kafka.definitions import Interpreter, load
 from tests.support.faults import Call, Fault, FaultyStore
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
+from tidelog.service.kafka.error_responses import called, kind_of
 from tidelog.service.kafka.errors import Code, RequestKind, code_of
-from tidelog.service.kafka.failures import called, kind_of
 from tidelog.service.kafka.messages import fetch, group_offsets, groups, metadata, produce, topics
 from tidelog.service.kafka.messages.compiler import decoder
 from tidelog.service.kafka.messages.schema import Message, Structure, members_of

@@ -8,9 +8,9 @@ import pytest
 
 from tests.service.conftest import JSON, Broker
 from tests.service.keyed import MALLORY, OPEN_TO_MALLORY, RECORDS, allow, key_of, refill_nothing
-from tidelog.service import unpack_threads
+from tidelog.service import codec_threads
 from tidelog.service.routes.produce import DECODE_INLINE_BYTES
-from tidelog.service.security import request_time
+from tidelog.service.security import request_cpu_time
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import InvalidRequest
@@ -50,7 +50,7 @@ class Rights:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time stands still for token buckets: nothing is refilled."""
     clock = Clock()
-    for module in (request_time, unpack_threads):
+    for module in (request_cpu_time, codec_threads):
         monkeypatch.setattr(module, "time", SimpleNamespace(thread_time=clock.thread_time))
     refill_nothing(monkeypatch)
     return clock
@@ -141,7 +141,7 @@ async def test_waits_are_not_charged(clock: Clock) -> None:
             clock.thread_time()
             await asyncio.sleep(0)
 
-    result, _ = await asyncio.gather(request_time.measured(rights, work()), others())
+    result, _ = await asyncio.gather(request_cpu_time.measured(rights, work()), others())
     assert result == "done"
     assert rights.charged == [STEP_S * 100] * 3
 
@@ -161,18 +161,18 @@ async def test_errors_and_cancellations_reach_work(clock: Clock) -> None:
             raise
 
     async def awaits() -> None:
-        await request_time.measured(rights, waits())
+        await request_cpu_time.measured(rights, waits())
 
     with pytest.raises(ValueError, match="wrong"):
-        await request_time.measured(rights, fails())
-    for work in (request_time.measured(rights, waits()), awaits()):
+        await request_cpu_time.measured(rights, fails())
+    for work in (request_cpu_time.measured(rights, waits()), awaits()):
         task = asyncio.create_task(work)
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     assert seen == ["cancelled"] * 2
-    never = asyncio.create_task(request_time.measured(rights, waits()))
+    never = asyncio.create_task(request_cpu_time.measured(rights, waits()))
     never.cancel()  # before its first step
     with pytest.raises(asyncio.CancelledError):
         await never
@@ -183,5 +183,5 @@ async def test_nothing_is_measured_without_quota() -> None:
         return
 
     coroutine = work()
-    assert request_time.measured(ALL_RIGHTS, coroutine) is coroutine
+    assert request_cpu_time.measured(ALL_RIGHTS, coroutine) is coroutine
     await coroutine

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tidelog.service.kafka.answers import EncodedAnswer
+from tidelog.service.codec_threads import UnpackThreads
+from tidelog.service.kafka.answer_forms import EncodedAnswer
 from tidelog.service.kafka.client import REQUEST, ApiClient, fields_of
 from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
@@ -19,7 +20,6 @@ from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpack_threads import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC, Right

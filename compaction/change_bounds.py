@@ -7,10 +7,10 @@ have made its change or not; run it again.
 from typing import NamedTuple
 
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.storage.core import levels
+from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.cluster_bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.bounds_in_effect import ClusterBounds
 
 
@@ -38,7 +38,7 @@ async def change_bounds(
     """
     await cluster.refresh()
     state = cluster.state
-    if state.level == levels.FIRST:
+    if state.level == format_levels.FIRST:
         raise InvalidRequest(
             "bounds can be changed from level 2 of the format on: run `tidelog upgrade` first"
         )

@@ -194,7 +194,7 @@ class SetAsideRequests:
 
     async def _commit(self, commit: Commit) -> None:
         _ = await self._committer.commit(Draft([commit], [], []))
-        self._wal.copy_fence.check_fence()  # if it raises, a copy may have used the mark
+        self._wal.clone_fence.check_fence()  # if it raises, a copy may have used the mark
 
     async def _retry_kept(self) -> bool:
         """Try the requests that are set aside; stop at the first that is refused again."""

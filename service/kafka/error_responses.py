@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages import configs, fetch, group_offsets, groups, metadata, produce
 from tidelog.service.kafka.messages import topics as admin

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker, append, broker_on, until
-from tidelog.service import unpack_threads
+from tidelog.service import codec_threads
+from tidelog.service.codec_threads import THREADS, UnpackThreads
 from tidelog.service.formats.fetched import FetchPage, FetchParams
 from tidelog.service.http import request as http_request
-from tidelog.service.http.admission import BODY_STEP_BYTES
+from tidelog.service.http.connection_admission import BODY_STEP_BYTES
 from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.routes import fetch
-from tidelog.service.unpack_threads import THREADS, UnpackThreads
 from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 from tidelog.storage.store.memory import MemoryStore
@@ -90,7 +90,7 @@ async def test_next_slice_is_of_principal_with_fewest() -> None:
 
 async def test_unpacked_bytes_at_time_are_bounded() -> None:
     work = Work(UnpackThreads())
-    most = unpack_threads.UNPACKED_ALL_BYTES_MAX
+    most = codec_threads.UNPACKED_ALL_BYTES_MAX
     tasks = [work.start("a", most), work.start("b", 1)]
     await work.until_began(1)
     await asyncio.sleep(0.02)
@@ -105,7 +105,7 @@ async def test_unpacked_bytes_at_time_are_bounded() -> None:
 
 async def test_cancelled_wait_for_memory_holds_none() -> None:
     work = Work(UnpackThreads())
-    most = unpack_threads.UNPACKED_ALL_BYTES_MAX
+    most = codec_threads.UNPACKED_ALL_BYTES_MAX
     first, leaving, staying = (work.start(name, most) for name in ("a", "b", "c"))
     await work.until_began(1)
     leaving.cancel()

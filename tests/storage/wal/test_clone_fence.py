@@ -8,7 +8,7 @@ from tidelog.storage.codec.entry import GENESIS, Entry
 from tidelog.storage.core.errors import Fenced
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.wal.copy_fence import CopyFence
+from tidelog.storage.wal.clone_fence import CloneFence
 
 
 def own_entry(seq: int, at_ms: int) -> Entry:
@@ -33,7 +33,7 @@ def state_with_an_entry_at(at_ms: int) -> ClusterState:
     ],
 )
 def test_unknown_time_is_fenced(puts_ms: list[int], loaded_ms: int, is_fenced: bool) -> None:
-    fence = CopyFence("w")
+    fence = CloneFence("w")
     for seq, at_ms in enumerate(puts_ms):
         fence.add(b"hash %d" % seq, own_entry(seq, at_ms))
     fence.check_loaded(state_with_an_entry_at(loaded_ms))
@@ -45,7 +45,7 @@ def test_unknown_time_is_fenced(puts_ms: list[int], loaded_ms: int, is_fenced: b
 
 
 def test_check_loaded_of_a_state_without_an_entry_of_the_writer_fences_nothing() -> None:
-    fence = CopyFence("another writer")
+    fence = CloneFence("another writer")
     fence.add(b"hash", own_entry(1, 5000))
     fence.check_loaded(state_with_an_entry_at(1000))
     fence.check_fence()
@@ -58,7 +58,7 @@ async def test_view_past_entries_of_copy_is_fenced(inner: MemoryStore, is_copy: 
     other = await opened(inner)
     neighbour = await opened(inner)
     if is_copy:
-        other.writer = other.copy_fence.writer = live.writer
+        other.writer = other.clone_fence.writer = live.writer
         other.clock.advance(1.0)
     await other.commit(one(other, "a"))
     await neighbour.commit(one(neighbour, "b"))
@@ -68,6 +68,6 @@ async def test_view_past_entries_of_copy_is_fenced(inner: MemoryStore, is_copy: 
     assert live.state.seq == neighbour.state.seq
     if is_copy:
         with pytest.raises(Fenced):
-            live.copy_fence.check_fence()
+            live.clone_fence.check_fence()
     else:
-        live.copy_fence.check_fence()
+        live.clone_fence.check_fence()
