@@ -20,15 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.compaction import plan
-from tidelog.compaction.engine import (
-    Engine,
-    InProcess,
-    KeyScan,
-    OnRows,
-    Work,
-    load_work,
-    write_and_commit,
-)
+from tidelog.compaction.commit_rewrites import Work, load_work, write_and_commit
+from tidelog.compaction.engine import Engine, KeyScan, OnRows
+from tidelog.compaction.in_process_engine import InProcess
 from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.storage.codec.segment import Cleaned

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.codec.chunk import RECORD_SCHEMA
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.errors import ObjectNotFound, TableInDoubt

@@ -29,8 +29,8 @@ from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import TailChunk
 from tidelog.storage.store.object_store import ObjectInfo
-from tidelog.storage.wal.clocks import Freshness
 from tidelog.storage.wal.entry_put import EntryPut
+from tidelog.storage.wal.view_age import Freshness
 
 READS = 2
 """Number of reads of a chunk. If all of them fail, the chunk is damaged."""

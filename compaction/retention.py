@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.compaction.engine import InProcess, load_work, write_and_commit
+from tidelog.compaction.commit_rewrites import load_work, write_and_commit
+from tidelog.compaction.in_process_engine import InProcess
 from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.plan import Cut, below, cut_by, retention
 from tidelog.compaction.rewrite import Rewrite

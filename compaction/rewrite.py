@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import Corrupt
@@ -254,7 +255,7 @@ class _KeptRows:
 
     def decoded(self, block: FetchedGroups) -> "_Rows":
         """Decode the kept rows of a part of an input."""
-        batch = block.batch(chunks.RECORD_SCHEMA.names)
+        batch = block.batch(record_columns.RECORD_SCHEMA.names)
         if self._task.kept is not None:
             batch = keep(batch, self._task.kept)
         if block.groups[0].base_offset < self._task.start:

@@ -26,7 +26,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from tidelog.compaction.engine import KEYS_BYTES_MAX, KeyScan, OnRows
+from tidelog.compaction.engine import KeyScan, OnRows
+from tidelog.compaction.in_process_engine import KEYS_BYTES_MAX
 from tidelog.compaction.newest_per_key import Latest, TooManyKeys, of_ranks
 from tidelog.compaction.rewrite import Rewrite, pieces, rewrite
 from tidelog.storage.core.errors import Corrupt, Unavailable

@@ -19,7 +19,8 @@ from tidelog.service.cli.main import EPILOG, loaded
 from tidelog.service.routes.health import VERSION
 from tidelog.service.server.app import build_app
 from tidelog.service.settings.settings import PREFIX, RENAMED, Settings
-from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
+from tidelog.service.telemetry.http_counters import HttpCounters
+from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import record_batch as kafka
-from tidelog.storage.codec.chunk import RECORD_SCHEMA, RECORDS_MAX
+from tidelog.storage.codec import record_columns
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.codec.kept_batches import KeptBatches
 from tidelog.storage.codec.record_batch import Batch, KeptBatch, KeylessRecords
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA
 from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import ProducerBatch
 from tidelog.storage.core.errors import RecordTooLarge
@@ -156,7 +157,9 @@ class KafkaLog:
                 result = await reader.read(topic, number, offset, bounds)
                 if result.next_offset == offset:
                     break
-                rows = chunks.concat([piece.batch for piece in result.pieces] or [_NO_RECORDS])
+                rows = record_columns.concat(
+                    [piece.batch for piece in result.pieces] or [_NO_RECORDS]
+                )
                 built = kafka.build(rows, offset, result.next_offset)
                 pieces += built
                 size += sum(map(len, built))

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tidelog.storage.codec.chunk import RECORDS_MAX, Rows
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.codec.partitioner import RecordPartitions
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import CommitOffsets, InitProducer, ReserveProducers
 from tidelog.storage.core.errors import (
     CommitUnknown,

@@ -13,7 +13,7 @@ from tests.support import vloop
 from tests.support.moto import Moto, running_moto
 from tests.support.properties import load_profile
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, Seaweed, running_seaweed
-from tidelog.storage.runtime import tasks
+from tidelog.storage.runtime import threads
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
@@ -103,7 +103,7 @@ def _background_threads_at_normal_priority() -> Iterator[None]:
     virtual loop waits for it.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "LOWEST_PRIORITY", os.getpriority(os.PRIO_PROCESS, 0))
+        patch.setattr(threads, "LOWEST_PRIORITY", os.getpriority(os.PRIO_PROCESS, 0))
         yield
 
 

@@ -36,8 +36,8 @@ from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.read.log_snapshot import TopicSnapshot
 from tidelog.storage.read.offline_log import open_snapshot
-from tidelog.storage.read.plan import TopicSnapshot
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.store.blocking_store import OpenedStore

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from tidelog.service.cli.errors import BadUsage
+from tidelog.service.cli.option_units import size_bytes
 from tidelog.service.cli.options import JsonOption
 from tidelog.service.cli.output import Progress, plural, show_line, warn
-from tidelog.service.cli.positions import size_bytes
 from tidelog.service.cli.store_commands import (
     ChangeOptions,
     Done,

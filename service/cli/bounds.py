@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from tidelog.service.cli.option_units import duration_ms
 from tidelog.service.cli.output import Progress
-from tidelog.service.cli.positions import duration_ms
 from tidelog.service.cli.store_commands import ChangeOptions, Done, StoreOptions
 from tidelog.storage.core.actions import SetBounds
 

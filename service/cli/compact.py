@@ -77,7 +77,7 @@ class EngineOptions(NamedTuple):
         self, size: int, cluster: "MaintenanceSession", settings: Settings
     ) -> "AsyncIterator[Engine]":
         """Start the engine for `size` bytes; stop it at the end of the block."""
-        from tidelog.compaction.engine import KEYS_PART, InProcess
+        from tidelog.compaction.in_process_engine import KEYS_PART, InProcess
         from tidelog.storage.runtime.malloc import keep_freed_columns
 
         keep_freed_columns()

@@ -20,6 +20,7 @@ import typer
 from typer import Argument, Option
 
 from tidelog.service.cli.errors import BadUsage, command_errors
+from tidelog.service.cli.option_units import duration_ms
 from tidelog.service.cli.options import JsonOption, given_server
 from tidelog.service.cli.output import (
     Progress,
@@ -30,7 +31,6 @@ from tidelog.service.cli.output import (
     warn,
     with_progress,
 )
-from tidelog.service.cli.positions import duration_ms
 from tidelog.service.exit_status import EXIT_FAILED
 from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.maintenance_results import Kind, result, store_result

@@ -11,6 +11,7 @@ from typer import Option
 from tidelog.service.cli.broker_requests import ClientCommand, missing_is, no_topic
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.errors import BadUsage, CommandError, NotThere
+from tidelog.service.cli.option_units import config_in_words, configs_with_units
 from tidelog.service.cli.options import Commands, YesOption
 from tidelog.service.cli.output import (
     confirm,
@@ -20,7 +21,6 @@ from tidelog.service.cli.output import (
     show_table,
     warn,
 )
-from tidelog.service.cli.positions import config_in_words, configs_with_units
 from tidelog.service.client.admin import config_changes
 from tidelog.service.client.connection import Connection, quoted
 from tidelog.storage.codec.key_partition import partition_of

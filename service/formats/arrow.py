@@ -35,20 +35,18 @@ from tidelog.service.formats.json_in import (
     check_count,
     one_line,
 )
-from tidelog.storage.codec.chunk import (
+from tidelog.storage.codec.chunk import RECORD_BYTES, timestamps_us, weight
+from tidelog.storage.codec.partitioner import Column
+from tidelog.storage.codec.record_columns import (
     CHUNK_SCHEMA,
     HEADERS_TYPE,
-    RECORD_BYTES,
     RECORD_SCHEMA,
     TIMESTAMP_TYPE,
     US_PER_MS,
     concat,
     no_headers,
     same_timestamps,
-    timestamps_us,
-    weight,
 )
-from tidelog.storage.codec.partitioner import Column
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 __all__ = [

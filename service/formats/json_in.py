@@ -31,18 +31,17 @@ from msgspec import Raw
 
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.service.formats.json_scan import excess_objects, has_many_objects
-from tidelog.storage.codec.chunk import (
+from tidelog.storage.codec.chunk import RECORDS_MAX, weight
+from tidelog.storage.codec.partitioner import Column
+from tidelog.storage.codec.record_columns import (
     CHUNK_SCHEMA,
-    RECORDS_MAX,
     Headers,
     Rows,
     headers_column,
     no_headers,
     same_timestamps,
     timestamps,
-    weight,
 )
-from tidelog.storage.codec.partitioner import Column
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 Format: TypeAlias = Literal["json", "binary", "text"]

@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from tidelog.service.formats import json_text
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import EMPTY, decimal, scalar
-from tidelog.storage.codec.chunk import US_PER_MS, concat, timestamps_us, weight, weight_before
+from tidelog.storage.codec.chunk import timestamps_us, weight, weight_before
 from tidelog.storage.codec.partitioner import RecordPartitions, tally
+from tidelog.storage.codec.record_columns import US_PER_MS, concat
 from tidelog.storage.core.model import AppendedRange, TopicPartition
 
 FEW = 12

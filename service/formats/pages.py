@@ -28,7 +28,7 @@ from tidelog.service.formats import json_out, json_text
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import ReadFormat, RecordPart, Undecodable
 from tidelog.service.http.media_types import SCHEMA_FORMATS
-from tidelog.storage.codec.chunk import concat
+from tidelog.storage.codec.record_columns import concat
 from tidelog.storage.core.model import TopicPartition
 
 OnError: TypeAlias = Literal["stop", "skip", "raw"]

@@ -31,7 +31,8 @@ from tidelog.service.formats.v3_records import (
     columns_of_many,
     v3_record,
 )
-from tidelog.storage.codec.chunk import Rows, weight
+from tidelog.storage.codec.chunk import weight
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import GroupOffset
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX

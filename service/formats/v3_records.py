@@ -29,7 +29,7 @@ from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.service.formats.json_scan import excess_objects
 from tidelog.service.formats.schema_refusals import NoSchemaRegistry
 from tidelog.service.formats.strict_bodies import StrictBody, unrecognized
-from tidelog.storage.codec.chunk import Headers, Rows, batch_of_rows
+from tidelog.storage.codec.record_columns import Headers, Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 OBJECT_BYTES_MAX = 16 * 1024 * 1024

@@ -16,6 +16,7 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from tidelog.service.http.answer_arrival import Arrival, is_ending
 from tidelog.service.http.errors import INTERNAL_ERROR, error_body, error_response
 from tidelog.service.http.request import (
     ClientGone,
@@ -27,7 +28,6 @@ from tidelog.service.http.request import (
     WholeExchange,
 )
 from tidelog.service.http.route import media_type_of_errors
-from tidelog.service.http.transports import Arrival, is_ending
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
 
 log = logging.getLogger("tidelog.http")

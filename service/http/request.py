@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from tidelog.service.codec_threads import UNPROVED_CALLER, SliceCaller, UnpackThreads
+from tidelog.service.http.answer_arrival import Arrival
 from tidelog.service.http.connection_admission import BODY_STEP_BYTES
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
@@ -21,7 +22,6 @@ from tidelog.service.http.content_coding import (
 )
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
-from tidelog.service.http.transports import Arrival
 from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.storage.codec.decompression import bound_of
 from tidelog.storage.core.errors import InvalidRequest, Unavailable

@@ -22,6 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tidelog.service.http.answer_arrival import CountedTransport
 from tidelog.service.http.connection_admission import (
     HEAD_BYTES_MAX,
     HEAD_FIELDS_MAX,
@@ -34,7 +35,7 @@ from tidelog.service.http.connection_admission import (
 )
 from tidelog.service.http.exchange import LINGER_S, Exchange, Flow, busy, last_answer
 from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.transports import CountedTransport, TlsTransport
+from tidelog.service.http.tls_transport import TlsTransport
 
 NOT_HTTP = "Invalid HTTP request received."
 NOT_TLS = "plain text came to a port with TLS: use https://"

@@ -19,7 +19,7 @@ from tidelog.service.operations.operations import Operations
 from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.requests import RequestSettings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, GROUP, TOPIC, Right

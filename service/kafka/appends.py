@@ -35,7 +35,7 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.security.caller import forbidden
-from tidelog.service.telemetry.metrics import KAFKA
+from tidelog.service.telemetry.http_counters import KAFKA
 from tidelog.storage.codec import byte_loops, decompression
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.codec.record_batch import (

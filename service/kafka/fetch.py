@@ -33,7 +33,7 @@ from tidelog.service.memory_pool import Share
 from tidelog.service.operations.rights import FETCH
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.slices import Slices
-from tidelog.service.telemetry.metrics import KAFKA
+from tidelog.service.telemetry.http_counters import KAFKA
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.topic import Topic

@@ -10,7 +10,7 @@ from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.errors import Code, RequestKind
-from tidelog.service.kafka.messages.fetch import (
+from tidelog.service.kafka.messages.offsets import (
     LeaderEpochEndOffset,
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -26,7 +26,8 @@ from tidelog.service.kafka.metadata import LEADER_EPOCH
 from tidelog.service.operations.rights import DESCRIBE_TOPIC
 from tidelog.service.slices import Slices
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX
-from tidelog.storage.codec.chunk import US_PER_MS, timestamps_us
+from tidelog.storage.codec.chunk import timestamps_us
+from tidelog.storage.codec.record_columns import US_PER_MS
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.topic import Topic
 

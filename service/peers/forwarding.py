@@ -3,7 +3,7 @@
 A client sends requests for an instance to any broker. If another broker coordinates the instance's
 group, the client's broker forwards the whole request, and returns the coordinator's whole answer.
 For the coordinator, the records of a read are delivered only after the forwarding broker confirms
-that they have arrived at its client (`settle`, service.http.transports). If they are lost, the
+that they have arrived at its client (`settle`, service.http.answer_arrival). If they are lost, the
 forwarding broker says so, and the coordinator returns the same records again. The instance's next
 read waits for this message, at most `SETTLED_S`. If the client leaves before the answer, the
 forwarding broker closes its connection to the coordinator, which ends the read. Otherwise a client
@@ -26,8 +26,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tidelog.service.http.answer_arrival import Arrival
 from tidelog.service.http.request import ClientGone, HttpRequest, Scope
-from tidelog.service.http.transports import Arrival
 from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.peers.client import GROUP_ARRIVED, GROUP_LOST, GROUP_REQUEST, HttpPeers, Room
 from tidelog.service.security.caller import CallerRights, address_of, rights_of

@@ -37,7 +37,7 @@ import msgspec
 from tidelog.service.http.connection_admission import Admission, Limits
 from tidelog.service.http.errors import error_response
 from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.listening_sockets import HttpServer
+from tidelog.service.http.http_server import HttpServer
 from tidelog.service.http.request import (
     BodyMemory,
     HttpRequest,

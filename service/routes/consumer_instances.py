@@ -3,7 +3,7 @@
 These routes are hot, because thousands of instances read and commit all the time. An instance is in
 the cluster's state and belongs to no broker. Any broker accepts requests of the instance and
 forwards them to the group's coordinator. Records count as read when the response has arrived. If
-it has not, the next read returns its records again (service.http.transports, storage.groups).
+it has not, the next read returns its records again (service.http.answer_arrival, storage.groups).
 """
 
 import asyncio

@@ -44,7 +44,7 @@ from tidelog.service.routes.follower_bounds import Followers
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.settings.requests import RequestSettings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import (

@@ -46,10 +46,9 @@ from tidelog.service.operations.topics import TopicOperations
 from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.codec.partitioner import (
     NoSuchPartition,
@@ -58,6 +57,7 @@ from tidelog.storage.codec.partitioner import (
     place,
     tally,
 )
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import (
     InvalidRequest,
     RecordTooLarge,

@@ -1,6 +1,6 @@
 """Routes for the upkeep of a topic without rights on the object store.
 
-They are the deletion of records, and compaction. The seal is in service.routes.topics.
+They are the deletion of records, and compaction. The seal is in service.routes.topics_v2.
 """
 
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from tidelog.service.formats.strict_bodies import Items, StrictModel, WholeNumber
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.compaction_jobs import CompactionJob, Compactions
 from tidelog.service.operations.rights import ALTER_TOPIC, DELETE_TOPIC
 from tidelog.service.operations.topics import END
 from tidelog.service.routes.dependencies import (
@@ -23,7 +24,6 @@ from tidelog.service.routes.dependencies import (
     Rights,
     TopicName,
 )
-from tidelog.service.telemetry.compaction_jobs import CompactionJob, Compactions
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 

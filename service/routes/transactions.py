@@ -39,7 +39,7 @@ from tidelog.service.routes.produce import (
 )
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.codec.partitioner import RecordPartitions

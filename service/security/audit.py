@@ -29,7 +29,7 @@ from tidelog.service.http.request import HttpRequest, Scope
 from tidelog.service.security.caller import address_of, rights_of
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.security import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR, SecuritySettings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.observer import PRINCIPAL

@@ -39,7 +39,7 @@ from tidelog.service.security.caller import (
 from tidelog.service.security.peer_signatures import SIGNED_LEVEL
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.security import SecuritySettings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import ADMIN, CLUSTER_NAME, TEXT_BYTES_MAX, Right
 from tidelog.storage.core.actions import DeleteKey

@@ -6,7 +6,7 @@ is for the process that receives it, and was sent lately and only once. The sign
 path, the ids of receiver and sender, a number, the time and the whole message. So if the message
 names a principal, a broker of the cluster authenticated this principal.
 
-Times are the store's (storage.wal.clocks), which all brokers share. Numbers of a sender may
+Times are the store's (storage.wal.store_time), which all brokers share. Numbers of a sender may
 arrive out of order, because requests go over several connections. A receiver remembers the newest
 NUMBERS_KEPT numbers of each sender. It refuses a number that it has seen, and a number that is at
 least NUMBERS_KEPT lower than the newest. It forgets a sender that sends nothing for two windows

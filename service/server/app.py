@@ -45,7 +45,7 @@ from tidelog.service.security.caller import Forbidden
 from tidelog.service.server.peer_reports import Reports
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.service.settings.requests import RequestSettings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 
 _ASCII = bytes(range(128))

@@ -16,16 +16,17 @@ from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import table
-from tidelog.service.kafka.connections.frame import DECODED_FACTOR, RequestMemory
+from tidelog.service.kafka.connections.frame import DECODED_FACTOR
 from tidelog.service.kafka.connections.listener import CONNECTION_BYTES, Listener, limits_of
 from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
+from tidelog.service.kafka.connections.request_memory import RequestMemory
 from tidelog.service.kafka.fetch import KafkaFetch
 from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.groups import Groups
-from tidelog.service.kafka.log_dirs import Placement
 from tidelog.service.kafka.metadata import KafkaMetadata
 from tidelog.service.kafka.offsets import KafkaOffsets
+from tidelog.service.kafka.partition_placement import Placement
 from tidelog.service.kafka.produce import KafkaProduce
 from tidelog.service.peers.listener import reachable
 from tidelog.service.security.authenticator import Security

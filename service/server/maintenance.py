@@ -23,20 +23,20 @@ from typing import Any, TypeVar
 
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import Compacted, compact
-from tidelog.compaction.engine import KEYS_PART, InProcess
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.in_process_engine import KEYS_PART, InProcess
 from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
+from tidelog.service.operations.compaction_jobs import Compact, CompactionJob, no_store
 from tidelog.service.server.open_for_maintenance import opened_cluster
 from tidelog.service.settings.maintenance import MaintenanceSettings
-from tidelog.service.telemetry.compaction_jobs import Compact, CompactionJob, no_store
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError, TableInDoubt
-from tidelog.storage.runtime.tasks import TASK_ENDS, lower_priority
-from tidelog.storage.runtime.threads import LoopThread
+from tidelog.storage.runtime.tasks import TASK_ENDS
+from tidelog.storage.runtime.threads import LoopThread, lower_priority
 from tidelog.storage.state.topic import Topic
 
 log = logging.getLogger("tidelog.care")

@@ -3,13 +3,14 @@
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from tidelog.service.operations.compaction_jobs import Compact, Compactions, no_store
 from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS
 from tidelog.service.routes.health import VERSION
 from tidelog.service.server.router import ACK_LABELS
-from tidelog.service.telemetry.compaction_jobs import Compact, Compactions, no_store
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.service.telemetry.kafka_clients import ConnectedClient, ConnectedClients
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
-from tidelog.service.telemetry.metrics import HttpCounters, Telemetry, Worker
+from tidelog.service.telemetry.metrics import Telemetry, Worker
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import Broker
 

@@ -54,7 +54,7 @@ from tidelog.service.routes import (
     produce_v3,
     quotas,
     retention_preview,
-    topics,
+    topics_v2,
     topics_v3,
     transactions,
 )
@@ -67,7 +67,7 @@ from tidelog.service.security.origin_check import Sites
 from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
@@ -85,7 +85,7 @@ HOT_ROUTES: tuple[Route, ...] = (
 )
 APP_ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
-    *topics.ROUTES,
+    *topics_v2.ROUTES,
     *api.ROUTES,
     *groups.ROUTES,
     *cluster_health.ROUTES,

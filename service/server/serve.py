@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 import uvloop
 
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
-from tidelog.service.http.listening_sockets import HttpServer, bound_sockets
+from tidelog.service.http.http_server import HttpServer
+from tidelog.service.http.listening_sockets import bound_sockets
 from tidelog.service.peers.listener import PeerListener, reachable
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.security.certificates import certificates

@@ -45,9 +45,10 @@ from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.settings.settings import Settings
 from tidelog.service.settings.store import StoreSettings
 from tidelog.service.settings.telemetry import TelemetrySettings
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
-from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
+from tidelog.service.telemetry.metrics import Worker, gathered
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable

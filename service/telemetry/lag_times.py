@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import US_PER_MS
+from tidelog.storage.codec.record_columns import US_PER_MS
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.topic import Topic
 

@@ -20,7 +20,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from tidelog.service.telemetry.broker_health import BrokerSigns, SignSampler
-from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
+from tidelog.service.telemetry.http_counters import HttpCounters
+from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
 from tidelog.storage.runtime.tasks import surviving

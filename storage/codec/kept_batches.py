@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import record_batch as kafka
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.chunk import EncodedChunk
 from tidelog.storage.codec.record_batch import Batch, KeptBatch
@@ -64,7 +65,7 @@ class KeptBatches:
                 part = chunks.with_timestamp(part, batch.append_ms)
             parts.append(part)
             row += batch.count
-        return chunks.concat(parts)
+        return record_columns.concat(parts)
 
     def placed(
         self, base_offset: int, offset: int

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.storage.codec import byte_loops
-from tidelog.storage.codec.chunk import Rows, octets_before
+from tidelog.storage.codec.chunk import octets_before
 from tidelog.storage.codec.key_partition import partition_of
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import InvalidRequest
 
 Column: TypeAlias = "pa.Array[Any]"

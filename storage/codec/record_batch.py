@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.codec import chunk, decompression, records
+from tidelog.storage.codec import chunk, decompression, record_columns, records
 from tidelog.storage.codec.batch_header import (
     ATTRIBUTES_AT,
     CODEC_BITS,
@@ -36,7 +36,8 @@ from tidelog.storage.codec.batch_header import (
     TransactionalBatch,
 )
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.codec.chunk import RECORDS_MAX, Headers, Rows
+from tidelog.storage.codec.chunk import RECORDS_MAX
+from tidelog.storage.codec.record_columns import Headers, Rows
 from tidelog.storage.codec.records import HEADERS_MAX, TooManyHeaders, Walked
 from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, bare
 
@@ -370,7 +371,7 @@ def decode(batches: Sequence[KeptBatch], key: str) -> DecodedBatches:
             part = _undecodable(group[0], str(error))
             undecodable += 1
         parts.append(part)
-    return DecodedBatches(chunk.concat(parts), undecodable)
+    return DecodedBatches(record_columns.concat(parts), undecodable)
 
 
 def _groups(batches: Sequence[KeptBatch]) -> Iterator[Sequence[KeptBatch]]:
@@ -419,7 +420,7 @@ def _undecodable(item: KeptBatch, reason: str) -> pa.RecordBatch:
     values += [None] * (item.count - 1)
     headers: list[Headers | None] = [[(UNDECODABLE, reason.encode())]] * item.count
     stamps = [timestamp] * item.count
-    return chunk.batch_of_rows([Rows(stamps, [None] * item.count, values, headers)])
+    return record_columns.batch_of_rows([Rows(stamps, [None] * item.count, values, headers)])
 
 
 # --- from rows
@@ -435,7 +436,7 @@ def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[byte
     batches reach the end offset.
     """
     offsets = rows.column("offset").to_numpy()
-    stamps = chunk.timestamps_us(rows.column("timestamp")) // chunk.US_PER_MS
+    stamps = chunk.timestamps_us(rows.column("timestamp")) // record_columns.US_PER_MS
     weight = chunk.weight_before(rows)
     firsts, bases = list[int](), list[int]()
     first, base = 0, start_offset

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.codec import byte_loops, chunk, plain_byte_loops
+from tidelog.storage.codec import byte_loops, chunk, plain_byte_loops, record_columns
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX, InvalidBatch
-from tidelog.storage.codec.chunk import CHUNK_SCHEMA, HEADER_BYTES, RECORD_BYTES
+from tidelog.storage.codec.chunk import HEADER_BYTES, RECORD_BYTES
+from tidelog.storage.codec.record_columns import CHUNK_SCHEMA
 
 HEADERS_MAX = 100_000
 """Bound of the headers in a batch, like RECORDS_MAX: a header costs CPU, but only two bytes."""
@@ -104,7 +105,7 @@ def read(
         raise _refusal(plain_byte_loops.TOO_MANY_HEADERS, 0)
     stamps = _timestamps(fields.deltas, counts, base_timestamps)
     keys, values = _pairs(raw, fields.key_at, fields.key_size, fields.value_at, fields.value_size)
-    columns = [chunk.timestamps(stamps), keys, values, _header_column(raw, fields)]
+    columns = [record_columns.timestamps(stamps), keys, values, _header_column(raw, fields)]
     return pa.RecordBatch.from_arrays(columns, schema=CHUNK_SCHEMA)
 
 
@@ -180,12 +181,12 @@ def _header_column(raw: bytes, fields: _Fields) -> pa.Array:
     """Return the headers of all records; a record without headers has a null."""
     with_headers = np.flatnonzero(fields.headers)
     if not len(with_headers):
-        return chunk.no_headers(len(fields.headers))
+        return record_columns.no_headers(len(fields.headers))
     places = np.empty((4, int(fields.headers.sum())), dtype=np.int32)
     spans = (column[with_headers] for column in (fields.headers_at, fields.headers, fields.stops))
     _check(byte_loops.headers(places, raw, *spans))
     names, values = _pairs(raw, *places)
-    return chunk.headers_of_columns(
+    return record_columns.headers_of_columns(
         names.cast(pa.string()), values, fields.headers, fields.headers > 0
     )
 

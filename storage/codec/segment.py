@@ -29,15 +29,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.codec.chunk import (
-    RECORD_SCHEMA,
-    TIMESTAMP_TYPE,
-    US_PER_MS,
-    concat,
-    headers_before,
-    octets_before,
-    timestamp_range,
-)
+from tidelog.storage.codec.chunk import headers_before, octets_before, timestamp_range
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA, TIMESTAMP_TYPE, US_PER_MS, concat
 from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import Part

@@ -19,7 +19,8 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.read.plan import LogSnapshot, OffsetRange
+from tidelog.storage.read.log_snapshot import LogSnapshot
+from tidelog.storage.read.plan import OffsetRange
 
 LATEST = -1
 EARLIEST = -2

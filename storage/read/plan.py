@@ -1,16 +1,15 @@
-"""Snapshots of the log, and read plans that split them into tasks. Pure.
+"""Read plans that split a snapshot of the log into tasks. Pure.
 
-A `LogSnapshot` is the log after one WAL entry. For each partition it has the segments that hold
-[log_start_offset, sealed_end) and the tail chunks that hold [sealed_end, high_watermark) (I7).
-The manifest may be newer than the entry. So a plan reads the offsets from `sealed_end` on in the
-tail, even if the table has them too. All values can be pickled and are sent to other processes.
-"""
+The manifest may be newer than the snapshot's entry. So a plan reads the offsets from `sealed_end`
+on in the tail, even if the table has them too. All values can be pickled and are sent to other
+processes."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from tidelog.storage.core.model import OFFSET_MAX, SegmentFile, TopicPartition
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.read.log_snapshot import LogSnapshot
 from tidelog.storage.state.partition import TailChunk
 
 SPLIT_BYTES = 32 * 1024 * 1024
@@ -21,48 +20,6 @@ SPLIT_BYTES_MIN = 64 * 1024
 OPEN_BYTES = 128 * 1024
 """Bytes that a plan adds to the cost of each object, for the requests to the store. This limits a
 task to ~250 objects."""
-
-
-class PartitionSnapshot(NamedTuple):
-    """One partition: log_start_offset <= sealed_end <= high_watermark; lists in offset order."""
-
-    number: int
-    log_start_offset: int
-    sealed_end: int
-    high_watermark: int
-    segments: Sequence[SegmentFile]
-    tail: Sequence[TailChunk]
-
-
-class TopicSnapshot(NamedTuple):
-    """One topic; `partitions[n].number == n`.
-
-    `prefix` + "/" + a segment's path is the segment's key.
-    """
-
-    name: str
-    topic_id: str
-    prefix: str
-    is_log_append_time: bool
-    partitions: Sequence[PartitionSnapshot]
-
-
-class LogSnapshot(NamedTuple):
-    """Topics by name, after WAL entry `seq`."""
-
-    cluster_id: str
-    seq: int
-    topics: Mapping[str, TopicSnapshot]
-
-    def partition(self, of: TopicPartition) -> PartitionSnapshot:
-        return self.topics[of.topic].partitions[of.partition]
-
-    def all_partitions(self) -> list[TopicPartition]:
-        return [
-            TopicPartition(name, view.number)
-            for name in sorted(self.topics)
-            for view in self.topics[name].partitions
-        ]
 
 
 class OffsetRange(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec.segment import (
     FOOTER_READ_BYTES,
     GROUP_ROWS,
@@ -282,7 +283,7 @@ def between(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
 def first_at(batch: pa.RecordBatch, timestamp_ms: int) -> int | None:
     """Return the first offset with that timestamp or a later one, or None."""
     stamps = chunks.timestamps_us(batch.column("timestamp"))
-    hits = np.flatnonzero(stamps >= timestamp_ms * chunks.US_PER_MS)
+    hits = np.flatnonzero(stamps >= timestamp_ms * record_columns.US_PER_MS)
     return int(batch.column("offset")[int(hits[0])].as_py()) if len(hits) else None
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import kept_batches
+from tidelog.storage.codec import kept_batches, record_columns
 from tidelog.storage.codec.kept_batches import KeptBatches, Records
 
 MERGE_PIECES = 4
@@ -212,6 +212,6 @@ def _joined(parts: list[Records]) -> Records:
     if len(kept_parts) == len(parts):
         return kept_batches.concat(kept_parts)
     # Record batches next to other rows: few large pieces serve most reads better than the form.
-    return chunks.concat(
+    return record_columns.concat(
         [part.decoded() if isinstance(part, KeptBatches) else part for part in parts]
     )

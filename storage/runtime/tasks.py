@@ -1,14 +1,11 @@
 """Tasks of asyncio: their exceptions, tasks that run together, the steps of a coroutine.
 
-Exceptions end a task or one round of it, or no caller awaits the task. Also the lowest priority of
-a thread.
+Exceptions end a task or one round of it, or no caller awaits the task.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -16,7 +13,6 @@ from tidelog.storage.core.errors import LogError
 
 T = TypeVar("T")
 
-LOWEST_PRIORITY = 19
 
 TASK_ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """Exceptions that end a task or the process. The outermost function of a task raises them again.
@@ -37,15 +33,6 @@ def surviving(log: logging.Logger, duty: str) -> Iterator[None]:
         log.warning("%s failed and will be retried: %s", duty, error)
     except BaseException as error:
         log.critical("bug: %s failed and will be retried", duty, exc_info=error)
-
-
-def lower_priority() -> None:
-    """Give the current thread the lowest priority.
-
-    Threads that encode Parquet at normal priority cost producers 27 to 43 % of their throughput
-    (DESIGN 12.2).
-    """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def retrieve_exception(future: "asyncio.Future[Any]") -> None:

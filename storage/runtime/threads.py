@@ -1,4 +1,4 @@
-"""Threads of a part that closes while requests may run, and a second thread's event loop.
+"""Threads of a part that closes while requests may run, their priority, and a second event loop.
 
 The work of a resource on this loop does not block the caller's loop.
 """
@@ -6,6 +6,7 @@ The work of a resource on this loop does not block the caller's loop.
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from tidelog.storage.core.errors import Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LOWEST_PRIORITY = 19
 
 
 class Threads(ThreadPoolExecutor):
@@ -96,3 +98,12 @@ class LoopThread(Generic[T]):
         except Exception as error:  # noqa: BLE001 - the thread's root; `open` raises it
             if not self._live.done():
                 self._live.set_exception(error)
+
+
+def lower_priority() -> None:
+    """Give the current thread the lowest priority.
+
+    Threads that encode Parquet at normal priority cost producers 27 to 43 % of their throughput
+    (DESIGN 12.2).
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.kept_batches import KeptBatches, undecodable
 from tidelog.storage.codec.record_batch import UNDECODABLE
@@ -28,8 +29,7 @@ from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import CachedBatch
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.runtime.tasks import lower_priority
-from tidelog.storage.runtime.threads import Threads
+from tidelog.storage.runtime.threads import Threads, lower_priority
 from tidelog.storage.seal.tail_windows import FetchedWindow, Window, fetch, windows
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.state.topic import Topic
@@ -387,7 +387,7 @@ class _Encoder:
         """Put the run into the segment; finish each segment that is full."""
         if not self._run:
             return
-        run = chunks.with_offsets(chunks.concat(self._run), self._run_base)
+        run = chunks.with_offsets(record_columns.concat(self._run), self._run_base)
         weights = chunks.weight_before(run)
         nbytes, rows, first = self._run_bytes, run.num_rows, 0
         self._run, self._run_rows, self._run_bytes = [], 0, 0

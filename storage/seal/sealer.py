@@ -57,7 +57,7 @@ from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.manifest import ManifestConflict, Table, lost_app_id, seal_app_id
 from tidelog.storage.tables.open_tables import OpenTables
-from tidelog.storage.wal.clocks import Freshness, Moment
+from tidelog.storage.wal.view_age import Freshness, Moment
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer
 

@@ -22,14 +22,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.read.log_snapshot import LogSnapshot, TopicSnapshot
 from tidelog.storage.read.offline_log import OfflineLog
-from tidelog.storage.read.plan import (
-    LogSnapshot,
-    OffsetRange,
-    SegmentRange,
-    TopicSnapshot,
-    segment_slices,
-)
+from tidelog.storage.read.plan import OffsetRange, SegmentRange, segment_slices
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.spark.request import ReadRequest, request_of
 from tidelog.storage.spark.source import NAME, register

@@ -27,7 +27,8 @@ from tidelog.storage.read import kafka_options
 from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import plan
 from tidelog.storage.runtime.clock import SystemClock
-from tidelog.storage.spark.request import COLUMNS, ReadRequest, RowShape, read_rows, request_of
+from tidelog.storage.spark.request import COLUMNS, ReadRequest, request_of
+from tidelog.storage.spark.rows import RowShape, read_rows
 from tidelog.storage.spark.stream import TidelogStreamReader
 
 NAME = "tidelog"

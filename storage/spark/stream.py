@@ -23,10 +23,12 @@ from pyspark.sql.types import StructType
 
 from tidelog.storage.core.errors import OffsetOutOfRange
 from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.read.log_snapshot import LogSnapshot
 from tidelog.storage.read.offline_log import OfflineLog
-from tidelog.storage.read.plan import LogSnapshot, OffsetRange, limit_offsets, plan
+from tidelog.storage.read.plan import OffsetRange, limit_offsets, plan
 from tidelog.storage.runtime.clock import SystemClock
-from tidelog.storage.spark.request import ReadRequest, RowShape, read_rows
+from tidelog.storage.spark.request import ReadRequest
+from tidelog.storage.spark.rows import RowShape, read_rows
 from tidelog.storage.store.blocking_store import OpenedStore
 
 log = logging.getLogger("tidelog.spark")

@@ -58,13 +58,8 @@ from tidelog.storage.state.collection_holds import Holds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, check_group_id
 from tidelog.storage.state.elapsed import ElapsedTime
 from tidelog.storage.state.group_members import GroupMembers
-from tidelog.storage.state.outcome import (
-    Applied,
-    IdempotencyRecord,
-    IdempotencyRecords,
-    Outcome,
-    recall,
-)
+from tidelog.storage.state.idempotency_records import IdempotencyRecord, IdempotencyRecords, recall
+from tidelog.storage.state.outcome import Applied, Outcome
 from tidelog.storage.state.owning_principals import TopicOwners
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.state.principal_shares import Need, Shares

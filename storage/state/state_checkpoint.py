@@ -12,7 +12,7 @@ from tidelog.storage.state.collection_holds import Hold
 from tidelog.storage.state.committed_offsets import CHECKPOINT, KeptGroups
 from tidelog.storage.state.elapsed import ElapsedCheckpoint
 from tidelog.storage.state.group_state import ClientGroupCheckpoint, MembersCheckpoint
-from tidelog.storage.state.outcome import IdempotencyRecord, OwnedRecords
+from tidelog.storage.state.idempotency_records import IdempotencyRecord, OwnedRecords
 from tidelog.storage.state.owning_principals import PartitionsOf
 from tidelog.storage.state.producers import ProducerOwners, ProducersCheckpoint, ReservedIds
 from tidelog.storage.state.topic import DeletedTopic, Topic

@@ -44,7 +44,7 @@ from deltalake.transaction import (
     RemoveAction,
 )
 
-from tidelog.storage.codec.chunk import RECORD_SCHEMA
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -54,7 +54,8 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.runtime.clock import Clock, SystemClock
-from tidelog.storage.runtime.tasks import lower_priority, retrieve_exception
+from tidelog.storage.runtime.tasks import retrieve_exception
+from tidelog.storage.runtime.threads import lower_priority
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables import delta_log
 from tidelog.storage.tables.delta_json import interval_ms, statistics, transactions_of

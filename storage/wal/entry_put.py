@@ -13,7 +13,7 @@ from tidelog.storage.core.errors import CommitUnknown, ObjectNotFound, StoreRefu
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.store.object_store import Created
-from tidelog.storage.wal.clocks import Freshness
+from tidelog.storage.wal.view_age import Freshness
 from tidelog.storage.wal.wal_objects import WalObjects
 
 log = logging.getLogger("tidelog.wal")

@@ -34,9 +34,10 @@ from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.announced import AnnouncedEntries
 from tidelog.storage.wal.checkpoint_schedule import CheckpointSchedule
-from tidelog.storage.wal.clocks import NEVER, Freshness, Moment, StoreTime
 from tidelog.storage.wal.clone_fence import CloneFence
 from tidelog.storage.wal.entry_put import EntryPut
+from tidelog.storage.wal.store_time import StoreTime
+from tidelog.storage.wal.view_age import NEVER, Freshness, Moment
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, empty_state
 
 T = TypeVar("T")

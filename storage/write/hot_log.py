@@ -30,9 +30,9 @@ from typing import NamedTuple, NoReturn
 import msgspec
 import pyarrow as pa
 
-from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec.entry import HotMark
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
 from tidelog.storage.runtime.tasks import TASK_ENDS
@@ -315,7 +315,7 @@ def _payload(request: AppendRequest, level: int) -> bytes:
 
 
 def _message(rows: Rows | pa.RecordBatch) -> bytes:
-    batch = chunks.batch_of_rows([rows]) if isinstance(rows, Rows) else rows
+    batch = record_columns.batch_of_rows([rows]) if isinstance(rows, Rows) else rows
     return batch.serialize().to_pybytes()
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import kept_batches, partitioner
-from tidelog.storage.codec.chunk import EncodedChunk, Rows
+from tidelog.storage.codec import kept_batches, partitioner, record_columns
+from tidelog.storage.codec.chunk import EncodedChunk
 from tidelog.storage.codec.entry import Commit, Draft, HotMark, IdempotencyKey
 from tidelog.storage.codec.kept_batches import Records
 from tidelog.storage.codec.record_batch import Batch
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import (
     AnyAction,
     Append,
@@ -255,12 +256,12 @@ def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
         return {partition: joined(pieces) for partition, pieces in rows.items()}
     # Most requests have few records, so one batch that is cut is cheaper than one batch per
     # request.
-    batch = chunks.batch_of_rows([few for pieces in rows.values() for few in pieces])  # type: ignore[misc]
-    counts = ((which, sum(map(chunks.count, pieces))) for which, pieces in rows.items())
+    batch = record_columns.batch_of_rows([few for pieces in rows.values() for few in pieces])  # type: ignore[misc]
+    counts = ((which, sum(map(record_columns.count, pieces))) for which, pieces in rows.items())
     return dict(partitioner.cut(batch, counts))
 
 
 def _placed(part: TopicRecords) -> partitioner.Ints:
     if isinstance(part.partition, int):
-        return np.full(chunks.count(part.columns), part.partition)
+        return np.full(record_columns.count(part.columns), part.partition)
     return np.asarray(part.partition)

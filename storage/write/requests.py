@@ -9,11 +9,11 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import partitioner
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec import partitioner, record_columns
 from tidelog.storage.codec.entry import HotMark, IdempotencyKey, draft_header_bytes_max
 from tidelog.storage.codec.partitioner import RecordPartitions
 from tidelog.storage.codec.record_batch import Batch
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import (
     AnyAction,
     ProducerBatch,
@@ -61,7 +61,7 @@ class TopicRecords:
             assert isinstance(self.partition, int), "a record batch goes to one partition"
             self.tally = [(self.partition, self.rows.count)]
         else:
-            self.tally = partitioner.tally(self.partition, chunks.count(self.rows))
+            self.tally = partitioner.tally(self.partition, record_columns.count(self.rows))
 
     @property
     def columns(self) -> Rows | pa.RecordBatch:
@@ -115,11 +115,11 @@ def check_timestamps(
     else:
         stamps_us = chunks.timestamps_us(rows.column("timestamp"))
         if not len(stamps_us) or (
-            int(stamps_us.max()) <= high * chunks.US_PER_MS
-            and (low <= 0 or int(stamps_us.min()) >= low * chunks.US_PER_MS)
+            int(stamps_us.max()) <= high * record_columns.US_PER_MS
+            and (low <= 0 or int(stamps_us.min()) >= low * record_columns.US_PER_MS)
         ):
             return
-        stamps = (stamps_us // chunks.US_PER_MS).tolist()
+        stamps = (stamps_us // record_columns.US_PER_MS).tolist()
     for index, stamp in enumerate(stamps):
         if not low <= stamp <= high:
             side, limit = ("after", high - now_ms) if stamp > high else ("before", now_ms - low)
@@ -239,7 +239,7 @@ def joined(pieces: Sequence[Rows | pa.RecordBatch]) -> pa.RecordBatch:
     batches: list[pa.RecordBatch] = []
     for is_few, neighbours in groupby(pieces, key=lambda rows: isinstance(rows, Rows)):
         if is_few:
-            batches.append(chunks.batch_of_rows(cast("list[Rows]", list(neighbours))))
+            batches.append(record_columns.batch_of_rows(cast("list[Rows]", list(neighbours))))
         else:
             batches += cast("list[pa.RecordBatch]", list(neighbours))
-    return chunks.concat(batches)
+    return record_columns.concat(batches)

@@ -36,7 +36,8 @@ from tidelog.storage.core.log_settings import WriterSettings
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
 from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception, surviving
-from tidelog.storage.state.outcome import Outcome, another_request, recall
+from tidelog.storage.state.idempotency_records import another_request, recall
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered

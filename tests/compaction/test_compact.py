@@ -26,15 +26,15 @@ from tests.support.logs import (
 from tests.support.maintenance import assert_clean, caring, cluster_on, log_with, way_of
 from tests.support.properties import examples
 from tests.support.records import TIME_MS
-from tidelog.compaction import engine as compaction
+from tidelog.compaction import commit_rewrites
 from tidelog.compaction.compact import COMPACT, MERGE, SKIP, Compacted, compact
-from tidelog.compaction.engine import InProcess
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.in_process_engine import InProcess
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import RECORD_SCHEMA, Rows
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA, Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import SegmentFile
@@ -413,7 +413,7 @@ async def test_i9_old_upload_is_not_committed(monkeypatch: pytest.MonkeyPatch) -
 
     async def slow(self: InProcess, *arguments: Any) -> Any:
         written = await real(self, *arguments)
-        await asyncio.sleep(compaction.UPLOAD_AGE_MAX_S + 1)
+        await asyncio.sleep(commit_rewrites.UPLOAD_AGE_MAX_S + 1)
         return written
 
     monkeypatch.setattr(InProcess, "write", slow)
@@ -441,7 +441,7 @@ async def test_i9_late_commit_is_undone(monkeypatch: pytest.MonkeyPatch) -> None
         nonlocal is_first
         if is_first:  # suspended before its commit; collection runs meanwhile
             is_first = False
-            await asyncio.sleep(compaction.UPLOAD_AGE_MAX_S + 1)
+            await asyncio.sleep(commit_rewrites.UPLOAD_AGE_MAX_S + 1)
             prefix = self._prefix
             await inner.delete([f"{prefix}/{file.path}" for file in added])
         await real(self, removed, added, *arguments, **named)

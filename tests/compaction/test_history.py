@@ -24,7 +24,7 @@ from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange, Unavailable
 from tidelog.storage.core.log_settings import LogSettings

@@ -13,7 +13,7 @@ from tests.support.properties import examples
 from tests.support.records import TIME_MS
 from tidelog.compaction.compact import compact
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.read.backwards import FetchedBefore, fetch_before

@@ -14,7 +14,7 @@ from tidelog.compaction.compact import compact
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
 from tidelog.compaction.retention_preview import Expiry, expiries
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import (
     OffsetOutOfRange,

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support.moto import Moto
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 from tidelog.storage.codec import segment
-from tidelog.storage.codec.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA, Headers, Rows, batch_of_rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.store.folder import FolderStore

@@ -19,9 +19,10 @@ from tests.support.record_batches import NO_PRODUCER, checked
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Draft, Entry, HotMark, IdempotencyKey
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
@@ -369,7 +370,7 @@ class Making:
 
     async def seal(self) -> None:
         """The first records of flights-0 become a segment of its table."""
-        batch = chunks.batch_of_rows([rows_of_flights()]).slice(0, SEALED_END)
+        batch = record_columns.batch_of_rows([rows_of_flights()]).slice(0, SEALED_END)
         written = segments.write(
             [chunks.with_offsets(batch, 0)], codec="zstd", is_json=False, level=self.level
         )
@@ -389,7 +390,7 @@ class Making:
 
         hot = HotLog(self.folder / HOT, CLUSTER_ID, LIVING_LOG, ignore, ignore, lambda: self.level)
         key = IdempotencyKey("order-18", bytes(16), 3)
-        batch: pa.RecordBatch = chunks.batch_of_rows([rows_of_flights()])
+        batch: pa.RecordBatch = record_columns.batch_of_rows([rows_of_flights()])
         await hot.append(self.request({0: rows_of_json('"hot"')}, topic_id=AUDIT))  # is in the WAL
         both = rows_of_json('"acked"', '"both"')
         await hot.append(self.request({0: both}, key=key, principal=ALICE))

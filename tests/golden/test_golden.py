@@ -26,7 +26,7 @@ from tests.support.records import fold
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec import kept_batches
+from tidelog.storage.codec import kept_batches, record_columns
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import HotMark, IdempotencyKey
 from tidelog.storage.core.log_settings import LogSettings
@@ -460,7 +460,7 @@ async def _read_all(folder: Path) -> dict[tuple[str, int], list[Any]]:
         cluster_id=CLUSTER_ID,
         hot_dir=folder / HOT,
     )
-    record = chunks.Rows([1], [None], [b'"today"'])
+    record = record_columns.Rows([1], [None], [b'"today"'])
     await log.records.append(log.state.topic("flights"), [(0, record)], size=7, is_json=True)
     rows_by_partition = {}
     for topic, number, _ in log.state.partitions():

@@ -14,13 +14,13 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore
 from tests.support.held_loop import measured
-from tidelog.service.http.listening_sockets import HttpServer
+from tidelog.service.http.http_server import HttpServer
 from tidelog.service.server.app import Application, build_app
 from tidelog.service.server.router import Router
 from tidelog.service.server.service import Service
 from tidelog.service.settings.settings import Settings
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
 from tidelog.storage.core.log_settings import LogSettings

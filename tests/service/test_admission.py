@@ -20,7 +20,8 @@ from tidelog.service.http.connection_admission import (
 )
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections import listener
-from tidelog.service.kafka.connections.frame import DECODED_FACTOR, DECODED_PART
+from tidelog.service.kafka.connections.frame import DECODED_FACTOR
+from tidelog.service.kafka.connections.request_memory import DECODED_PART
 from tidelog.service.memory_pool import EVERYONE, MemoryPool, Share
 from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX
 from tidelog.service.server.kafka import UNSENT_ALL_BYTES_MAX

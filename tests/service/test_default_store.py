@@ -15,7 +15,7 @@ from tests.support.broker import environment, error_line, tidelog, until
 from tidelog.service.http.loop_turns import Turns
 from tidelog.service.server.service import security_of
 from tidelog.service.settings.settings import Settings, load
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.open import open_store

@@ -18,7 +18,7 @@ import pytest
 from tests.service.conftest import Broker, listening, until
 from tests.service.instances import Instance, created, put, subscribed
 from tests.support.certificates import Authority
-from tidelog.service.http.transports import ACKNOWLEDGED_S
+from tidelog.service.http.answer_arrival import ACKNOWLEDGED_S
 from tidelog.service.security.certificates import ServerCertificate, TlsFiles
 from tidelog.storage.runtime.clock import SystemClock
 

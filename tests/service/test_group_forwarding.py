@@ -34,7 +34,7 @@ from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.groups.coordinator_choice import Rendezvous

@@ -22,7 +22,7 @@ from tidelog.service.http.handshakes import (
     Records,
 )
 from tidelog.service.http.loop_turns import Turns
-from tidelog.service.http.transports import UNASKED_MAX, TlsTransport
+from tidelog.service.http.tls_transport import UNASKED_MAX, TlsTransport
 
 
 @pytest.fixture

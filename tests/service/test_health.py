@@ -15,16 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.service.conftest import QUIET, Broker, append, http_client, routed
 from tidelog.service.routes.health import VERSION
 from tidelog.service.server.app import TAGS, build_app
+from tidelog.service.telemetry.http_counters import METRIC_TOPICS_MAX, HttpCounters
 from tidelog.service.telemetry.log_metrics import SERIES_MAX
-from tidelog.service.telemetry.metrics import (
-    METRIC_TOPICS_MAX,
-    HttpCounters,
-    Telemetry,
-    Worker,
-    gathered,
-)
+from tidelog.service.telemetry.metrics import Telemetry, Worker, gathered
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import ObjectNotFound, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock

@@ -20,7 +20,7 @@ from tests.service.test_rights import address
 from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpack
 from tidelog.service.http.media_types import is_served
 from tidelog.service.http.route import V2 as V2_DIALECT
-from tidelog.service.routes import fetch, topics
+from tidelog.service.routes import fetch, topics_v2
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 
 PATH = "/topics/t/partitions/0/records"
@@ -281,7 +281,7 @@ async def test_error_always_has_id(broker: Broker, path: str, headers: dict[str,
 async def test_log_names_request(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "_partitions", None)  # a bug
+    monkeypatch.setattr(topics_v2, "_partitions", None)  # a bug
     with caplog.at_level(logging.ERROR):
         answer = await broker.http.get("/topics/t/partitions", headers={"x-request-id": "r-17"})
     assert answer.status_code == 500

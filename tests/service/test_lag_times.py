@@ -15,7 +15,7 @@ from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, any_topic
 from tidelog.service.telemetry.lag_times import LagTimes, Unread
 from tidelog.service.telemetry.partition_skew import WINDOW_S, PartitionShares, hottest
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.store.memory import MemoryStore

@@ -13,8 +13,9 @@ from tests.service.conftest import append, until
 from tests.support.records import rows
 from tidelog.service.server.maintenance import maintain_once, run_maintenance
 from tidelog.service.settings.settings import Settings
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
-from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
+from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import StoreUnfit, Unavailable
 from tidelog.storage.core.log_settings import LogSettings

@@ -16,7 +16,8 @@ from prometheus_client import Metric
 
 from deploy.monitoring import dashboard
 from tests.service.conftest import QUIET
-from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
+from tidelog.service.telemetry.http_counters import HttpCounters
+from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.storage.broker import Broker
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore

@@ -26,7 +26,7 @@ from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.security.oidc import REFRESH_S
 from tidelog.service.server import service
 from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.store.memory import MemoryStore
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import listening_server
-from tidelog.service.http.listening_sockets import HttpServer, begin_no_connections
+from tidelog.service.http.http_server import HttpServer
+from tidelog.service.http.listening_sockets import begin_no_connections
 from tidelog.service.http.request import HttpRequest, HttpResponse
 
 REQUEST = b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n"

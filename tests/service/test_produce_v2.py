@@ -33,8 +33,8 @@ from tests.service.conftest import (
 )
 from tidelog.service.formats import arrow as arrow_format
 from tidelog.service.routes.produce import DECODE_INLINE_MESSAGES
-from tidelog.storage.codec.chunk import HEADERS_TYPE
 from tidelog.storage.codec.key_partition import partition_of
+from tidelog.storage.codec.record_columns import HEADERS_TYPE
 from tidelog.storage.store.memory import MemoryStore
 
 FORMATS = {"json": JSON, "binary": BINARY, "text": TEXT}

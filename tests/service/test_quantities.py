@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.service import quantities
-from tidelog.service.cli import consume, groups, main, positions, replay
+from tidelog.service.cli import consume, groups, main, option_units, positions, replay
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.positions import END, Ago, Form, Last, PartitionOffsets, position, text_of
 from tidelog.service.settings.fields import BadSettings
@@ -120,21 +120,23 @@ def test_time_before_calendar_is_wrong_usage() -> None:
     ],
 )
 def test_configs_with_units(name: str, text: str, value: str) -> None:
-    assert positions.configs_with_units({name: text}) == {name: value}
+    assert option_units.configs_with_units({name: text}) == {name: value}
 
 
 def test_configs_with_wrong_units() -> None:
     for name, text in (("retention.ms", "7y"), ("segment.bytes", "1h"), ("segment.ms", "1GiB")):
         with pytest.raises(BadUsage, match=text):
-            positions.configs_with_units({name: text})
+            option_units.configs_with_units({name: text})
 
 
 def test_configs_are_repeated_in_words() -> None:
-    assert positions.config_in_words("retention.ms", "604800000") == "retention.ms=604800000 (1w)"
-    assert positions.config_in_words("retention.ms", "1001") == "retention.ms=1001"
-    assert positions.config_in_words("retention.ms", "-1") == "retention.ms=-1"
-    assert positions.config_in_words("retention.ms", "0") == "retention.ms=0"
-    assert positions.config_in_words("cleanup.policy", "7") == "cleanup.policy=7"
+    assert (
+        option_units.config_in_words("retention.ms", "604800000") == "retention.ms=604800000 (1w)"
+    )
+    assert option_units.config_in_words("retention.ms", "1001") == "retention.ms=1001"
+    assert option_units.config_in_words("retention.ms", "-1") == "retention.ms=-1"
+    assert option_units.config_in_words("retention.ms", "0") == "retention.ms=0"
+    assert option_units.config_in_words("cleanup.policy", "7") == "cleanup.policy=7"
 
 
 def test_settings_take_units() -> None:

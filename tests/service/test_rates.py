@@ -8,7 +8,7 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.records import rows
 from tidelog.service.server.router import ACK_LABELS
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.service.telemetry.rates import (
     NAMES,
     REMEMBERED_MAX,

@@ -17,7 +17,7 @@ from tidelog.service.secret_files import secret_of, why_exposed
 from tidelog.service.server.service import security_of
 from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import Settings, load
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError

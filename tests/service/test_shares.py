@@ -12,7 +12,12 @@ import pytest
 from tests.service.conftest import JSON, V2, Broker, ends, placed
 from tests.service.keyed import MALLORY, SETTINGS, allow, key_of, refill_nothing
 from tidelog.storage.core.actions import SetQuotas
-from tidelog.storage.state import committed_offsets, group_members, outcome, tail_chunk_counts
+from tidelog.storage.state import (
+    committed_offsets,
+    group_members,
+    idempotency_records,
+    tail_chunk_counts,
+)
 from tidelog.storage.state import principal_shares as rules
 
 BOUND = 50
@@ -196,7 +201,7 @@ async def test_retry_of_keyed_request_above_share_of_chunks_gets_its_answer(
 async def test_stranger_takes_and_ends_no_idempotency_key(
     broker: Broker, mallory: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcome, "KEYS_MAX", BOUND)
+    monkeypatch.setattr(idempotency_records, "KEYS_MAX", BOUND)
     alice = await client(broker, "alice")
     placed(await mallory.produce("order-18", "mine"))
     first = placed(await alice.produce("order-18", "a"))

@@ -15,7 +15,7 @@ from tests.service import conftest
 from tests.service.virtual_connections import Connection
 from tests.support.certificates import Authority, Pair
 from tidelog.service.http.connection_admission import Admission, Limits, Phase
-from tidelog.service.http.transports import STEP_BYTES
+from tidelog.service.http.tls_transport import STEP_BYTES
 from tidelog.service.http.uvicorn_protocol import Config
 from tidelog.service.peers.client import HttpPeers
 from tidelog.service.security.certificates import ServerCertificate, TlsFiles

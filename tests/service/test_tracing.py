@@ -13,7 +13,7 @@ from tests.service.conftest import QUIET, post
 from tidelog.service.server.app import build_app
 from tidelog.service.server.tracing import TIERS, Traces
 from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.runtime.clock import SystemClock

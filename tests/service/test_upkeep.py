@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker
-from tidelog.service.telemetry import compaction_jobs
-from tidelog.service.telemetry.compaction_jobs import (
+from tidelog.service.operations import compaction_jobs
+from tidelog.service.operations.compaction_jobs import (
     JOBS_MAX,
     ROWS_MAX,
     CompactionBusy,

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http import flow_control, httptools_impl
 
-from tidelog.service.http import exchange, listening_sockets, uvicorn_protocol
+from tidelog.service.http import exchange, http_server, uvicorn_protocol
 
 PARTS = {
     (uvicorn_protocol.Protocol, httptools_impl.HttpToolsProtocol): """
@@ -32,7 +32,7 @@ PARTS = {
     """,
     (exchange.Flow, flow_control.FlowControl): "read_paused resume_reading",
     (uvicorn_protocol.Config, uvicorn.Config): "",
-    (listening_sockets.HttpServer, uvicorn.Server): """
+    (http_server.HttpServer, uvicorn.Server): """
         _log_started_message capture_signals config server_state servers should_exit shutdown
         startup
     """,

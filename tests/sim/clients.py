@@ -20,9 +20,9 @@ from tests.sim.world import Broker, World
 from tests.support.record_batches import CODECS, checked, consumed
 from tests.support.records import TIME_MS
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.codec.chunk import RECORD_SCHEMA, Rows, batch_of_rows
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.codec.record_batch import Batch
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA, Rows, batch_of_rows
 from tidelog.storage.core.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.read.reader import ReadBatch

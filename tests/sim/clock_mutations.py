@@ -10,13 +10,13 @@ from tidelog.storage.cluster import sequencer
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.state import elapsed
 from tidelog.storage.state.bounds_in_effect import ClusterBounds
-from tidelog.storage.wal import clocks
+from tidelog.storage.wal import view_age
 
 Patch = tuple[Any, str, Any]
 
 
 def store_time_ages_no_view() -> list[Patch]:
-    return [(clocks, "STORE_CLOCK_STEP_S", math.inf)]
+    return [(view_age, "STORE_CLOCK_STEP_S", math.inf)]
 
 
 def any_step() -> list[Patch]:

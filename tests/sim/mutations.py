@@ -56,7 +56,7 @@ from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.applied_drafts import AppliedDrafts
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.group_members import GroupMembers
-from tidelog.storage.state.outcome import IdempotencyRecords
+from tidelog.storage.state.idempotency_records import IdempotencyRecords
 from tidelog.storage.state.producers import Producers
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.requests import AppendRequest

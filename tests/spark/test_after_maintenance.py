@@ -36,7 +36,7 @@ KEYS = 40
 
 
 async def write(log: Broker, first: int, count: int) -> None:
-    from tidelog.storage.codec.chunk import Rows
+    from tidelog.storage.codec.record_columns import Rows
 
     topic = log.state.topic("t")
     numbers = range(first, first + count)

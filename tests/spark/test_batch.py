@@ -341,7 +341,7 @@ async def test_s3_is_read_by_the_executors(spark: "SparkSession", moto_server: M
     log = await open_log(store)
     topic = await log.topics.create("t", 2, {})
     assert topic is not None
-    from tidelog.storage.codec.chunk import Rows
+    from tidelog.storage.codec.record_columns import Rows
 
     for number in (0, 1):
         rows = Rows([TIME_MS] * 500, [b"k"] * 500, [b"v%d" % n for n in range(500)])

@@ -11,13 +11,14 @@ import pytest
 
 from tests.support.broker_log import TIME_MS, Record, open_log, records_of
 from tidelog.compaction.compact import Compacted, compact
-from tidelog.compaction.engine import Engine, InProcess, KeyScan
+from tidelog.compaction.engine import Engine, KeyScan
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.in_process_engine import InProcess
 from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.runtime.clock import SystemClock

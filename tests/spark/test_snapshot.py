@@ -11,15 +11,9 @@ from tests.support.broker_log import TIME_MS, BrokerLog, Record, open_log, recor
 from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable, UnknownTopic
 from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.read.kafka_options import Boundary, OffsetSpan, TopicSelection, selection_of
+from tidelog.storage.read.log_snapshot import LogSnapshot
 from tidelog.storage.read.offline_log import OfflineLog, open_snapshot
-from tidelog.storage.read.plan import (
-    NO_FILTER,
-    LogSnapshot,
-    OffsetRange,
-    ReadFilter,
-    SegmentRange,
-    plan,
-)
+from tidelog.storage.read.plan import NO_FILTER, OffsetRange, ReadFilter, SegmentRange, plan
 from tidelog.storage.read.segment_reader import FetchedGroups
 from tidelog.storage.read.split_reader import SliceReader, read_split
 from tidelog.storage.runtime.clock import SystemClock
@@ -53,7 +47,7 @@ async def read(
 
 
 async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
-    from tidelog.storage.codec.chunk import Rows
+    from tidelog.storage.codec.record_columns import Rows
 
     log = await open_log(store)
     topic = await log.topics.create("t", 2, {})
@@ -210,7 +204,7 @@ async def large_segment(root: Path) -> SegmentRange:
     import pyarrow as pa
 
     from tidelog.storage.codec import segment
-    from tidelog.storage.codec.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+    from tidelog.storage.codec.record_columns import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 
     count = 50_000
     stamps = (TIME_MS + np.arange(count, dtype=np.int64)) * 1000

@@ -15,6 +15,7 @@ from tests.support.logs import COLD, append, closing, opened, read_table, with_t
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, LogError
@@ -245,8 +246,8 @@ async def test_every_bit_of_a_chunk_counts(both_tiers: MemoryStore) -> None:
 
 def test_every_bit_of_a_segment_s_footer_counts() -> None:
     """Its statistics and places of pages with it: all that readers use of a footer."""
-    rows = chunks.Rows([5, 6], [b"k", None], [b"v", b"w"])
-    batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 3)
+    rows = record_columns.Rows([5, 6], [b"k", None], [b"v", b"w"])
+    batch = chunks.with_offsets(record_columns.batch_of_rows([rows]), 3)
     body = segments.write([batch], codec="zstd", is_json=False).body.to_pybytes()
     tail = body[-segments.footer_length(body, "s") :]
     for wrong in each_bit(tail):

@@ -25,8 +25,8 @@ from tests.support.record_batches import CODECS, NO_PRODUCER, checked, consumed,
 from tests.support.records import TIME_MS, found_cluster
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, BatchHeader, InvalidBatch
-from tidelog.storage.codec.chunk import Headers, Rows
 from tidelog.storage.codec.record_batch import Batch
+from tidelog.storage.codec.record_columns import Headers, Rows
 from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import (
     DamagedRecords,

@@ -18,9 +18,9 @@ from tests.support.logs import (
     store_of,
 )
 from tests.support.records import TIME_MS, rows
-from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import (
     IdempotencyMismatch,
     InvalidConfig,
@@ -331,7 +331,7 @@ async def test_i4_keyed_request_is_stored_once_at_any_broker() -> None:
 
 async def test_an_invalid_request_is_refused_without_harm_to_others() -> None:
     """It fails no other request's flush, and not the writer."""
-    empty = chunks.batch_of_rows([rows("x")]).slice(0, 0)
+    empty = record_columns.batch_of_rows([rows("x")]).slice(0, 0)
     async with brokers(1) as (log,):
         topic = log.state.topic("t")
         for parts, error in [

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 from tests.support.logs import WAL
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Headers, Rows
+from tidelog.storage.codec.record_columns import Headers, Rows
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore

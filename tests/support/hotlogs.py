@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.support.clock import ManualClock
 from tests.support.records import request, rows
-from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import HotMark
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.write.hot_log import HotLog

@@ -7,8 +7,8 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from tidelog.storage.codec import record_batch
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.codec.chunk import Headers, Rows
 from tidelog.storage.codec.record_batch import Batch
+from tidelog.storage.codec.record_columns import Headers, Rows
 from tidelog.storage.core.errors import LogError
 
 NO_PRODUCER = (-1, -1, -1)

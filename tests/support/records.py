@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Draft, HotMark, IdempotencyKey
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, CreateTopic
 from tidelog.storage.core.errors import ObjectNotFound

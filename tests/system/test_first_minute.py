@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.broker import Broker, environment, tidelog, until
 from tests.support.ports import free_port
-from tidelog.service.cli import dev
+from tidelog.service.cli import departures
 
 BIN = Path(sys.executable).parent
 BUSY_CPU_S = 5.0
@@ -129,7 +129,9 @@ def ctrl_c(process: "subprocess.Popen[bytes]") -> int:
 
 def numbers(url: str) -> list[int]:
     """The numbers of all departures in the log."""
-    output = tidelog("consume", dev.TOPIC, "--from", "beginning", "--json", TIDELOG_URL=url).stdout
+    output = tidelog(
+        "consume", departures.TOPIC, "--from", "beginning", "--json", TIDELOG_URL=url
+    ).stdout
     values = [json.loads(line)["value"] for line in output.splitlines()]
     return sorted(value["number"] for value in values if isinstance(value, dict))
 
@@ -145,10 +147,10 @@ def test_dev_shows_live_data_and_its_commands_work(here: Path) -> None:
         start = [name for name, _ in banner_rows].index("next")
         follow, lag, produce = (value for _, value in banner_rows[start : start + 3])
         assert len(typed(follow, here).splitlines()) == 5
-        assert dev.TOPIC in typed(lag, here)
+        assert departures.TOPIC in typed(lag, here)
         typed(produce, here)
         assert 'hello"' in typed(
-            f"{BIN}/tidelog consume {dev.TOPIC} --from beginning --server {url}", here
+            f"{BIN}/tidelog consume {departures.TOPIC} --from beginning --server {url}", here
         )
         until(lambda: lag_of("report", url) > 1000)
         until(lambda: lag_of("dashboard", url) < 1000)
@@ -159,9 +161,9 @@ def test_dev_shows_live_data_and_its_commands_work(here: Path) -> None:
         "one banner, no errors"
     )
     with running_dev(here, port) as process:  # the members left: the next ones read at once
-        departures = numbers(url)
-        assert departures == sorted(set(departures)), "a departure is there twice"
-        assert departures[: len(departures) // 2] == list(range(len(departures) // 2))
+        read = numbers(url)
+        assert read == sorted(set(read)), "a departure is there twice"
+        assert read[: len(read) // 2] == list(range(len(read) // 2))
         started = children(process)
         process.kill()
         process.wait()
@@ -174,10 +176,10 @@ def lag_of(group: str, url: str) -> int:
 
 
 def test_departures_are_those_of_their_number() -> None:
-    departures = [dev.departure(number) for number in range(500)]
-    assert departures == [dev.departure(number) for number in range(500)]
-    assert len({json.dumps(departure) for departure in departures}) == 500
-    assert len({departure["key"] for departure in departures}) > 100
+    flights = [departures.departure(number) for number in range(500)]
+    assert flights == [departures.departure(number) for number in range(500)]
+    assert len({json.dumps(flight) for flight in flights}) == 500
+    assert len({flight["key"] for flight in flights}) > 100
 
 
 def test_dev_ends_with_the_brokers_error(here: Path) -> None:

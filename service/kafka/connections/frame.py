@@ -2,18 +2,12 @@
 
 A frame is a size of four bytes and a request. The client gives the size, so the reader compares it
 with the bound of the API before it uses memory. The buffer of a large frame grows with the bytes
-that have arrived. `RequestMemory` bounds the bytes of the frames of all connections. A large frame
-takes its whole size before it is received, and each frame gives its size back when its request is
-answered. So large requests that are partly received cannot use up the memory that one of them needs
-until its end. A small frame takes its size when it has arrived, from memory that large frames
-cannot take. So a client that stops in the middle of a frame delays no small request of another
-client.
-"""
+that have arrived. `RequestMemory` bounds the bytes of the frames of all connections."""
 
 import struct
 from collections.abc import Callable
 
-from tidelog.service.memory_pool import MemoryPool, Taker
+from tidelog.service.kafka.connections.request_memory import SMALL_BYTES_MAX
 
 MIB = 1024 * 1024
 PRODUCE = 0
@@ -28,14 +22,11 @@ KEPT_BYTES_MAX = 2 * UNPROVED_BYTES_MAX
 they have logged in."""
 SHARED_BYTES = 64 * 1024
 """Size of the buffer for all connections of a listener that are not inside a frame."""
-SMALL_BYTES_MAX = SHARED_BYTES
-"""Largest frame that is received before it takes memory. A connection has no more than one."""
 DECODED_BYTES_MIN = 2 * 1024
 """Larger requests also take their size from `decoded`, apart from Produce requests, whose records
 are not decoded."""
 DECODED_FACTOR = 40
 """The most memory that a decoded request uses, for each of its bytes."""
-DECODED_PART = 48
 FRAME_BYTES_MIN = 10
 """The least size of a request: its header with a client id."""
 
@@ -45,50 +36,6 @@ _HEAD = struct.Struct(">ih")  # the size, and the key of the API
 
 class FrameRefused(Exception):
     """The size of a frame is out of its bounds. The connection cannot go on."""
-
-
-class SizedPools:
-    """Memory of requests of two sizes: large ones delay no small one."""
-
-    def __init__(self, small: int, large: int) -> None:
-        self._small = MemoryPool(small)
-        self._large = MemoryPool(large)
-        self.limit = small + large
-
-    @property
-    def used(self) -> int:
-        return self._small.used + self._large.used
-
-    def take(self, taker: Taker, size: int) -> bool:
-        """Hold the bytes of a request; see MemoryPool."""
-        return self._pool(size).take(taker, size)
-
-    def give(self, owner: str, size: int) -> None:
-        """Give the bytes of a request back."""
-        self._pool(size).give(owner, size)
-
-    def leave(self, taker: Taker) -> None:
-        """Forget a taker that waits."""
-        for pool in (self._small, self._large):
-            pool.leave(taker)
-
-    def _pool(self, size: int) -> MemoryPool:
-        return self._large if size > SMALL_BYTES_MAX else self._small
-
-
-class RequestMemory(SizedPools):
-    """The bytes of requests that the broker has not answered, of a listener's connections."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit // 4, limit - limit // 4)
-        decoded = limit // DECODED_PART
-        self.decoded = SizedPools(decoded - decoded // 2, decoded // 2)
-        """The bytes of the requests that are decoded and not answered. A frame that is partly
-        received has none of them, so it delays no other request."""
-
-    def leave(self, taker: Taker) -> None:
-        super().leave(taker)
-        self.decoded.leave(taker)
 
 
 class FrameReader:

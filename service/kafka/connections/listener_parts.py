@@ -8,8 +8,8 @@ from tidelog.service.http.connection_admission import Admission
 from tidelog.service.http.loop_turns import Turns
 from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.connections.frame import RequestMemory
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
+from tidelog.service.kafka.connections.request_memory import RequestMemory
 from tidelog.service.security.authenticator import Security
 
 

@@ -19,14 +19,14 @@ from tidelog.service.formats import arrow as arrow_module
 from tidelog.service.formats import arrow_memory
 from tidelog.service.formats.arrow import UnpackedTooLarge, decode_arrow, encode_arrow
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
-from tidelog.storage.codec.chunk import (
+from tidelog.storage.codec.chunk import with_offsets
+from tidelog.storage.codec.record_columns import (
     CHUNK_SCHEMA,
     HEADERS_TYPE,
     RECORD_SCHEMA,
     TIMESTAMP_TYPE,
     Rows,
     batch_of_rows,
-    with_offsets,
 )
 from tidelog.storage.core.errors import RecordTooLarge
 

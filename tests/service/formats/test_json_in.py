@@ -22,7 +22,7 @@ from tidelog.service.formats.json_in import (
     Produced,
     decode_json,
 )
-from tidelog.storage.codec.chunk import CHUNK_SCHEMA, Rows, batch_of_rows
+from tidelog.storage.codec.record_columns import CHUNK_SCHEMA, Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest
 
 NOW = 1_700_000_000_000

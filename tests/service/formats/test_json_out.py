@@ -14,8 +14,9 @@ from tests.support.properties import examples
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_out import FEW, FEW_REPORTS, encode_placements, encode_records
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.storage.codec.chunk import Headers, Rows, batch_of_rows, with_offsets
+from tidelog.storage.codec.chunk import with_offsets
 from tidelog.storage.codec.partitioner import Sticky, place
+from tidelog.storage.codec.record_columns import Headers, Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import AppendedRange
 

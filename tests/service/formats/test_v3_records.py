@@ -21,7 +21,8 @@ from tidelog.service.formats.v3_records import (
     decode_v3_batch,
     decode_v3_record,
 )
-from tidelog.storage.codec.chunk import Headers, Rows, weight
+from tidelog.storage.codec.chunk import weight
+from tidelog.storage.codec.record_columns import Headers, Rows
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 NOW = 1_700_000_000_000

@@ -15,25 +15,30 @@ from tests.service.keyed import ADMIN_KEY, SETTINGS, allow
 from tidelog.service.kafka import group_offsets
 from tidelog.service.kafka.connections import connection, handshake
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages import fetch, groups, metadata, topics
-from tidelog.service.kafka.messages import group_offsets as offsets
+from tidelog.service.kafka.messages import group_offsets as messages
+from tidelog.service.kafka.messages import (
+    groups,
+    metadata,
+    offsets,
+    partition_placement,
+)
 from tidelog.service.kafka.messages.produce import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.service.kafka.messages.schema import Message
 from tidelog.service.security import audit
 from tidelog.storage.core.actions import DeleteKey
 
 Lines = list[dict[str, Any]]
-COMMIT = offsets.OffsetCommitRequest(group_id="g", member_id="", topics=[])
+COMMIT = messages.OffsetCommitRequest(group_id="g", member_id="", topics=[])
 BEAT = groups.HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
-LISTED = fetch.ListOffsetsRequest(
+LISTED = offsets.ListOffsetsRequest(
     replica_id=-1,
     topics=[
-        fetch.ListOffsetsTopic(
-            name="t", partitions=[fetch.ListOffsetsPartition(partition_index=0, timestamp=-1)]
+        offsets.ListOffsetsTopic(
+            name="t", partitions=[offsets.ListOffsetsPartition(partition_index=0, timestamp=-1)]
         )
     ],
 )
-REASSIGNED = topics.ListPartitionReassignmentsRequest(timeout_ms=0, topics=None)
+REASSIGNED = partition_placement.ListPartitionReassignmentsRequest(timeout_ms=0, topics=None)
 DESCRIBED = metadata.DescribeTopicPartitionsRequest(topics=[metadata.TopicRequest(name="t")])
 PRODUCER = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
 REFUSED: dict[str, tuple[Message, type[Message], int, str]] = {
@@ -49,7 +54,7 @@ REFUSED: dict[str, tuple[Message, type[Message], int, str]] = {
         0,
         "DESCRIBE topic 't'",
     ),
-    "ListOffsets": (LISTED, fetch.ListOffsetsResponse, 5, "DESCRIBE topic 't'"),
+    "ListOffsets": (LISTED, offsets.ListOffsetsResponse, 5, "DESCRIBE topic 't'"),
     "InitProducerId": (PRODUCER, InitProducerIdResponse, 4, "IDEMPOTENT_WRITE the cluster"),
     "FindCoordinator": (
         metadata.FindCoordinatorRequest(key="g"),
@@ -59,16 +64,16 @@ REFUSED: dict[str, tuple[Message, type[Message], int, str]] = {
     ),
     "JoinGroup": (JOINING, groups.JoinGroupResponse, 3, "READ group 'g'"),
     "Heartbeat": (BEAT, groups.HeartbeatResponse, 3, "READ group 'g'"),
-    "OffsetCommit": (COMMIT, offsets.OffsetCommitResponse, 7, "READ group 'g'"),
+    "OffsetCommit": (COMMIT, messages.OffsetCommitResponse, 7, "READ group 'g'"),
     "OffsetFetch": (
-        offsets.OffsetFetchRequest(group_id="g", topics=None),
-        offsets.OffsetFetchResponse,
+        messages.OffsetFetchRequest(group_id="g", topics=None),
+        messages.OffsetFetchResponse,
         7,
         "DESCRIBE group 'g'",
     ),
     "OffsetDelete": (
-        offsets.OffsetDeleteRequest(group_id="g", topics=[]),
-        offsets.OffsetDeleteResponse,
+        messages.OffsetDeleteRequest(group_id="g", topics=[]),
+        messages.OffsetDeleteResponse,
         0,
         "DELETE group 'g'",
     ),
@@ -85,14 +90,14 @@ REFUSED: dict[str, tuple[Message, type[Message], int, str]] = {
         "DELETE group 'g'",
     ),
     "DescribeLogDirs": (
-        topics.DescribeLogDirsRequest(topics=None),
-        topics.DescribeLogDirsResponse,
+        partition_placement.DescribeLogDirsRequest(topics=None),
+        partition_placement.DescribeLogDirsResponse,
         4,
         "DESCRIBE the cluster",
     ),
     "ListPartitionReassignments": (
         REASSIGNED,
-        topics.ListPartitionReassignmentsResponse,
+        partition_placement.ListPartitionReassignmentsResponse,
         0,
         "DESCRIBE the cluster",
     ),
@@ -192,15 +197,15 @@ async def test_changes_of_groups(
     monkeypatch.setattr(group_offsets, "AUDITED_S", 0.0)
     assert (await committed(client, 7))[0] == 0
     assert _taken(lines) == [change("OffsetCommit")]
-    deleting = offsets.OffsetDeleteRequest(
+    deleting = messages.OffsetDeleteRequest(
         group_id="g",
         topics=[
-            offsets.OffsetDeleteRequestTopic(
-                name="t", partitions=[offsets.OffsetDeleteRequestPartition(partition_index=0)]
+            messages.OffsetDeleteRequestTopic(
+                name="t", partitions=[messages.OffsetDeleteRequestPartition(partition_index=0)]
             )
         ],
     )
-    assert (await client.ask(deleting, offsets.OffsetDeleteResponse, 0)).error_code == 0
+    assert (await client.ask(deleting, messages.OffsetDeleteResponse, 0)).error_code == 0
     assert _taken(lines) == [change("OffsetDelete")]
     assert (await committed(client, 8))[0] == 0
     deletion = groups.DeleteGroupsRequest(groups_names=["g", "none"])
@@ -223,7 +228,7 @@ async def test_commits_to_many_groups_have_few_lines(
     monkeypatch.setattr(group_offsets, "LEFT_OUT_S", 0.05)
     kafka, lines = secured
     client = await _admin(kafka)
-    await client.ask(COMMIT, offsets.OffsetCommitResponse, 7)
+    await client.ask(COMMIT, messages.OffsetCommitResponse, 7)
     assert not lines
     for number in range(6):
         for _ in range(2):

@@ -28,7 +28,6 @@ from tidelog.service.kafka.connections.connection import (
     UNANSWERED_MAX,
     KafkaConnection,
 )
-from tidelog.service.kafka.connections.frame import SMALL_BYTES_MAX, RequestMemory
 from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import (
     SLICE_BYTES,
@@ -36,6 +35,7 @@ from tidelog.service.kafka.connections.outbox import (
     Outbox,
     UnsentAnswers,
 )
+from tidelog.service.kafka.connections.request_memory import SMALL_BYTES_MAX, RequestMemory
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import (
     FetchPartition,

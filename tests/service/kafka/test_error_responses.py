@@ -16,7 +16,15 @@ from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.error_responses import called, kind_of
 from tidelog.service.kafka.errors import Code, RequestKind, code_of
-from tidelog.service.kafka.messages import fetch, group_offsets, groups, metadata, produce, topics
+from tidelog.service.kafka.messages import (
+    fetch,
+    group_offsets,
+    groups,
+    metadata,
+    offsets,
+    produce,
+    topics,
+)
 from tidelog.service.kafka.messages.compiler import decoder
 from tidelog.service.kafka.messages.schema import Message, Structure, members_of
 from tidelog.service.security.caller import ALL_RIGHTS
@@ -114,20 +122,20 @@ def _raise(*_: object) -> None:
 async def test_an_answer_has_an_item_for_each_item_of_the_request(kafka: Kafka) -> None:
     apis = kafka.server.listener.server.apis
     storage, coordinator = Code.KAFKA_STORAGE_ERROR, Code.COORDINATOR_NOT_AVAILABLE
-    offsets = fetch.ListOffsetsRequest(
+    list_offsets = offsets.ListOffsetsRequest(
         replica_id=-1,
         topics=[
-            fetch.ListOffsetsTopic(
+            offsets.ListOffsetsTopic(
                 name=name,
                 partitions=[
-                    fetch.ListOffsetsPartition(partition_index=number, timestamp=-1)
+                    offsets.ListOffsetsPartition(partition_index=number, timestamp=-1)
                     for number in numbers
                 ],
             )
             for name, numbers in (("t", [0, 2]), ("u", [1]))
         ],
     )
-    response = refused(kafka, apis[2], offsets, 7)
+    response = refused(kafka, apis[2], list_offsets, 7)
     assert [(topic.name, _partitions(topic)) for topic in response.topics] == [
         ("t", [(0, storage), (2, storage)]),
         ("u", [(1, storage)]),

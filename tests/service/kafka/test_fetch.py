@@ -23,6 +23,8 @@ from tidelog.service.kafka.messages.fetch import (
     FetchResponse,
     FetchTopic,
     ForgottenTopic,
+)
+from tidelog.service.kafka.messages.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -32,16 +34,16 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from tidelog.service.kafka.messages.primitives import ZERO_UUID
-from tidelog.service.kafka.messages.topics import (
+from tidelog.service.kafka.messages.partition_placement import (
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.memory_pool import EVERYONE, Share
 from tidelog.service.telemetry.rates import NAMES, RateSampler
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
 

@@ -15,9 +15,9 @@ from tidelog.service.kafka.connections.frame import (
     UNPROVED_BYTES_MAX,
     FrameReader,
     FrameRefused,
-    RequestMemory,
 )
 from tidelog.service.kafka.connections.outbox import AnswerShares
+from tidelog.service.kafka.connections.request_memory import RequestMemory
 from tidelog.service.kafka.messages.header import (
     API_VERSIONS,
     FIRST_FLEXIBLE,

@@ -14,7 +14,7 @@ from tests.tools.attack.kafka_values import wrong_values
 from tests.tools.fuzz.mutations import mutated
 from tidelog.service.kafka.admin.topics import CREATED_MAX
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages import fetch, group_offsets, groups, metadata, topics
+from tidelog.service.kafka.messages import group_offsets, groups, metadata, offsets, topics
 from tidelog.service.kafka.messages.compiler import decoder, encoder
 from tidelog.service.kafka.messages.consumer_protocol import decode_subscription
 from tidelog.service.kafka.messages.fetch import FetchRequest
@@ -253,11 +253,11 @@ async def test_groups_are_described_and_deleted_once(kafka: Kafka) -> None:
 
 
 async def test_list_offsets_searches_a_partition_once(kafka: Kafka) -> None:
-    parts = [fetch.ListOffsetsPartition(partition_index=0, timestamp=-1) for _ in range(3)]
-    request = fetch.ListOffsetsRequest(
-        replica_id=-1, topics=[fetch.ListOffsetsTopic(name="t", partitions=parts)]
+    parts = [offsets.ListOffsetsPartition(partition_index=0, timestamp=-1) for _ in range(3)]
+    request = offsets.ListOffsetsRequest(
+        replica_id=-1, topics=[offsets.ListOffsetsTopic(name="t", partitions=parts)]
     )
-    response = await kafka.client().ask(request, fetch.ListOffsetsResponse, 7)
+    response = await kafka.client().ask(request, offsets.ListOffsetsResponse, 7)
     codes = [partition.error_code for partition in response.topics[0].partitions]
     assert codes == [Code.NONE, Code.INVALID_REQUEST, Code.INVALID_REQUEST]
 

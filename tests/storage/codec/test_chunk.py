@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.storage.codec import chunk
-from tidelog.storage.codec.chunk import (
-    CHUNK_SCHEMA,
-    HEADER_BYTES,
-    RECORD_BYTES,
-    Headers,
-    Rows,
-    batch_of_rows,
-)
+from tidelog.storage.codec import chunk, record_columns
+from tidelog.storage.codec.chunk import HEADER_BYTES, RECORD_BYTES
+from tidelog.storage.codec.record_columns import CHUNK_SCHEMA, Headers, Rows, batch_of_rows
 
 
 @pytest.mark.parametrize(
@@ -73,7 +67,7 @@ def test_a_record_weighs_its_content_and_a_constant(records: list, data: st.Data
     keys, values, headers = map(list, zip(*records, strict=True))
     rows = Rows([0] * len(records), keys, values, headers if any(headers) else None)
     expected = [weighed(*record) for record in records]
-    batch = chunk.batch_of_rows([rows])
+    batch = record_columns.batch_of_rows([rows])
     assert chunk.weight(rows) == chunk.weight(batch) == sum(expected)
     assert chunk.weights(rows).tolist() == chunk.weights(batch).tolist() == expected
     first = data.draw(st.integers(0, len(records) - 1))
@@ -91,7 +85,12 @@ def test_bytes_behind_a_null_weigh_nothing() -> None:
     values = pa.Array.from_buffers(
         pa.binary(), 2, [pa.py_buffer(bytes([0b10])), pa.py_buffer(offsets), data]
     )
-    columns = [chunk.same_timestamps(0, 2), pa.nulls(2, pa.binary()), values, chunk.no_headers(2)]
-    batch = pa.RecordBatch.from_arrays(columns, schema=chunk.CHUNK_SCHEMA)
+    columns = [
+        record_columns.same_timestamps(0, 2),
+        pa.nulls(2, pa.binary()),
+        values,
+        record_columns.no_headers(2),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=record_columns.CHUNK_SCHEMA)
     assert chunk.weights(batch).tolist() == [RECORD_BYTES, RECORD_BYTES + 4]
     assert chunk.weight(batch) == 2 * RECORD_BYTES + 4

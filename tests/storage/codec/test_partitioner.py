@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.storage.codec.reference import WAYS, use
 from tests.support.properties import examples
 from tidelog.storage.codec import byte_loops
-from tidelog.storage.codec.chunk import Rows, batch_of_rows
 from tidelog.storage.codec.key_partition import partition_of
 from tidelog.storage.codec.partitioner import (
     NoSuchPartition,
@@ -23,6 +22,7 @@ from tidelog.storage.codec.partitioner import (
     place,
     tally,
 )
+from tidelog.storage.codec.record_columns import Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest
 
 # org.apache.kafka.common.utils.UtilsTest.testMurmur2

@@ -28,7 +28,7 @@ from tests.storage.codec.reference import (
 )
 from tests.support.properties import examples
 from tests.support.record_batches import check_one
-from tidelog.storage.codec import chunk, decompression, record_batch, records
+from tidelog.storage.codec import chunk, decompression, record_batch, record_columns, records
 from tidelog.storage.codec.batch_header import (
     CONTROL,
     HEADER,
@@ -60,8 +60,8 @@ THREE: list[Record] = [
 
 def rows_of(sent_records: list[Record]) -> pa.RecordBatch:
     stamps, keys, values, headers = map(list, zip(*sent_records, strict=True))
-    return chunk.batch_of_rows(
-        [chunk.Rows(stamps, keys, values, [item or None for item in headers])]
+    return record_columns.batch_of_rows(
+        [record_columns.Rows(stamps, keys, values, [item or None for item in headers])]
     )
 
 
@@ -132,7 +132,7 @@ def test_a_large_batch_is_read_whole(way: str, monkeypatch: pytest.MonkeyPatch) 
     assert records.walk(raw, 0, 999, NOW)[:4] == walk_of(checked)
     assert checked.weight == chunk.weight(rows_of(drawn))
     assert decoded(built, sent(THREE), built).equals(
-        chunk.concat([rows_of(drawn), rows_of(THREE), rows_of(drawn)])
+        record_columns.concat([rows_of(drawn), rows_of(THREE), rows_of(drawn)])
     )
 
 
@@ -431,7 +431,8 @@ def test_built_batches_have_offsets_of_rows(drawn: list[Record], data: st.DataOb
         offset += gap
         offsets.append(offset)
     rows = pa.RecordBatch.from_arrays(
-        [pa.array(offsets, pa.int64()), *rows_of(drawn).columns], schema=chunk.RECORD_SCHEMA
+        [pa.array(offsets, pa.int64()), *rows_of(drawn).columns],
+        schema=record_columns.RECORD_SCHEMA,
     )
     skipped = data.draw(st.integers(0, len(drawn) - 1))
     built = record_batch.build(rows.slice(skipped), start, offset + end_gap)
@@ -504,7 +505,7 @@ def test_gap_over_the_bits_of_a_delta_is_between_batches_or_several_markers() ->
     rows = rows_of(THREE)
     offsets = [5, 5 + 2**31, 5 + 2**40]
     rows = pa.RecordBatch.from_arrays(
-        [pa.array(offsets), *rows.columns], schema=chunk.RECORD_SCHEMA
+        [pa.array(offsets), *rows.columns], schema=record_columns.RECORD_SCHEMA
     )
     built = record_batch.build(rows, 5, 2**40 + 2**33)
     assert [item[0] for item in read_with_aiokafka(built[:3])] == offsets

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidelog.storage.codec import segment
-from tidelog.storage.codec.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA, Headers, Rows, batch_of_rows
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.errors import Corrupt
 

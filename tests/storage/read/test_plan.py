@@ -22,17 +22,15 @@ from tidelog.storage.read.kafka_options import (
     selection_of,
     span_of,
 )
+from tidelog.storage.read.log_snapshot import LogSnapshot, PartitionSnapshot, TopicSnapshot
 from tidelog.storage.read.plan import (
     OPEN_BYTES,
     SPLIT_BYTES_MIN,
-    LogSnapshot,
     OffsetRange,
-    PartitionSnapshot,
     ReadFilter,
     SegmentRange,
     Split,
     TailRange,
-    TopicSnapshot,
     limit_offsets,
     plan,
 )

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tidelog.storage.codec import segment
-from tidelog.storage.codec.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+from tidelog.storage.codec.record_columns import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.plan import SegmentRange

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.support.properties import examples
 from tests.support.records import rows
 from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import record_columns
 from tidelog.storage.read.tail_cache import (
     MERGE_BYTES_MAX,
     MERGE_ROWS_MAX,
@@ -23,7 +24,7 @@ KEYS = [("a" * 32, 0), ("a" * 32, 1), ("b" * 32, 0)]
 def batch_of(base_offset: int, count: int, *, width: int = 4) -> pa.RecordBatch:
     """Each value says which offset it has."""
     labels = [f"{offset:0{width}}" for offset in range(base_offset, base_offset + count)]
-    return chunks.batch_of_rows([rows(*labels)])
+    return record_columns.batch_of_rows([rows(*labels)])
 
 
 def add(cache: TailCache, key: tuple[str, int], base: int, count: int, **options) -> None:

@@ -6,7 +6,7 @@ from tests.storage.read.test_tail_cache import batch_of
 from tests.support.logs import closing, opened
 from tests.support.records import TIME_MS
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import LoseRecords
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.seal import sealer

@@ -12,7 +12,7 @@ from tests.support.logs import COLD, closing, opened, spoil_chunk, store_of, wit
 from tests.support.records import TIME_MS
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.actions import LoseRecords, MoveLogStart
 from tidelog.storage.core.errors import Corrupt, DamagedRecords

@@ -27,7 +27,7 @@ from tests.support.views import AGE_S
 from tidelog.compaction.retention import delete_records
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.codec.chunk import RECORD_SCHEMA
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import LoseRecords, Sealed
 from tidelog.storage.core.errors import Corrupt, TableInDoubt, Unavailable

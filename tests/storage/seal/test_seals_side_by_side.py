@@ -9,7 +9,7 @@ from tests.support.faults import Call
 from tests.support.logs import closing, opened, store_of
 from tests.support.records import TIME_MS
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.seal.sealer import TOPICS_MAX, SealerSettings

@@ -15,7 +15,7 @@ from tidelog.storage.seal.encode import EncodedSegment
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import Created
-from tidelog.storage.wal.clocks import Freshness
+from tidelog.storage.wal.view_age import Freshness
 
 
 class CountingStore(FaultyStore):

@@ -39,10 +39,11 @@ from tidelog.storage.core.errors import (
     NewerLevel,
     UnknownTopic,
 )
-from tidelog.storage.state import outcome as outcomes
+from tidelog.storage.state import idempotency_records
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.elapsed import STEP_MS_MAX
-from tidelog.storage.state.outcome import KEY_WINDOW_MS, Outcome, recall
+from tidelog.storage.state.idempotency_records import KEY_WINDOW_MS, recall
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.partition import Partition
 
 IDS = [letter * 32 for letter in "abc"]
@@ -473,7 +474,7 @@ def test_log_append_time_is_the_entrys() -> None:
 
 
 def test_i10_below_level_3_too_many_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "KEYS_MAX", 5)
+    monkeypatch.setattr(idempotency_records, "KEYS_MAX", 5)
     state = ClusterState("c", 2)
     applied(state, FIRST)
     for i in range(20):

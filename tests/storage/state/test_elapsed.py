@@ -26,7 +26,7 @@ from tidelog.storage.core.model import SKEW_MS_MAX
 from tidelog.storage.state import elapsed
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.elapsed import STEP_MS_MAX, ElapsedTime
-from tidelog.storage.state.outcome import KEY_WINDOW_MS
+from tidelog.storage.state.idempotency_records import KEY_WINDOW_MS
 
 YEAR_MS = 365 * 86_400_000
 

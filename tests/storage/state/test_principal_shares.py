@@ -41,7 +41,13 @@ from tidelog.storage.core.actions import (
 )
 from tidelog.storage.core.errors import BoundReached, InvalidRequest, LogError, Throttled
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.state import access, committed_offsets, group_members, outcome, producers
+from tidelog.storage.state import (
+    access,
+    committed_offsets,
+    group_members,
+    idempotency_records,
+    producers,
+)
 from tidelog.storage.state import principal_shares as rules
 from tidelog.storage.state.cluster_state import ClusterState
 
@@ -57,7 +63,7 @@ MAXIMA = {
     rules.OFFSET_METADATA_BYTES: (committed_offsets, "ALL_METADATA_BYTES_MAX"),
     rules.MEMBERS: (group_members, "MEMBERS_MAX"),
     rules.CLIENT_BYTES: (group_members, "CLIENT_BYTES_MAX"),
-    rules.IDEMPOTENCY_KEYS: (outcome, "KEYS_MAX"),
+    rules.IDEMPOTENCY_KEYS: (idempotency_records, "KEYS_MAX"),
     rules.PRODUCERS: (producers, "PRODUCERS_MAX"),
     rules.PRODUCER_PARTITIONS: (producers, "SEQUENCES_MAX"),
 }
@@ -286,7 +292,7 @@ def test_a_commit_of_a_hot_log_is_counted_and_not_refused() -> None:
 
 def test_the_placements_of_keys_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key of a request with records in a thousand partitions takes 100 KB for an hour."""
-    monkeypatch.setattr(outcome, "PLACEMENTS_MAX", 4 * BOUND)
+    monkeypatch.setattr(idempotency_records, "PLACEMENTS_MAX", 4 * BOUND)
     state = state_of()
     assert state.check_new_key(MALLORY, BOUND) is None
     refusal = state.check_new_key(MALLORY, BOUND + 1)
@@ -307,7 +313,7 @@ def test_the_placements_of_keys_have_a_share(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("keys", "share"), [(1, BOUND), (4, 2 * BOUND), (8, 4 * BOUND)])
 def test_key_quota_raises_share(monkeypatch: pytest.MonkeyPatch, keys: int, share: int) -> None:
-    monkeypatch.setattr(outcome, "PLACEMENTS_MAX", 4 * BOUND)
+    monkeypatch.setattr(idempotency_records, "PLACEMENTS_MAX", 4 * BOUND)
     state = state_of()
     quotas = SetQuotas(MALLORY, {rules.IDEMPOTENCY_KEYS: keys})
     assert commit(state, quotas, principal=ADMIN) is None

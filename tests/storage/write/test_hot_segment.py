@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 from tests.support.properties import examples
 from tests.support.records import rows
-from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec.chunk import PACK_BYTES_MIN, Rows
+from tidelog.storage.codec import record_columns
+from tidelog.storage.codec.chunk import PACK_BYTES_MIN
 from tidelog.storage.codec.entry import Draft, Entry, HotMark, IdempotencyKey
 from tidelog.storage.codec.partitioner import RecordPartitions
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
 from tidelog.storage.core.errors import IdempotencyMismatch, UnknownTopic
@@ -102,7 +103,7 @@ class Drawn:
                 labels = [f"{number}.{position}.{row}" for row in range(count)]
                 part: Rows | pa.RecordBatch = rows(*labels)
                 if is_batch:
-                    part = chunks.batch_of_rows([rows("x", *labels, "y")]).slice(1, count)
+                    part = record_columns.batch_of_rows([rows("x", *labels, "y")]).slice(1, count)
                 places: RecordPartitions = partition
                 if count > 1 and (kind != "key" or len(parts) == 1) and number % 2:
                     places = [(partition + row) % 3 for row in range(count)]
@@ -254,7 +255,10 @@ def test_lists_and_batches_mix_in_order(kinds: list[str]) -> None:
     for number, kind in enumerate(kinds):
         part = rows(f"{number}a", f"{number}b")
         requests.append(
-            request(clock, [(IDS[0], 0, part if kind == "rows" else chunks.batch_of_rows([part]))])
+            request(
+                clock,
+                [(IDS[0], 0, part if kind == "rows" else record_columns.batch_of_rows([part]))],
+            )
         )
     (batch,) = ClosedSegment(requests, ManualClock().new_id).encode("").records
     expected = [f"{number}{letter}".encode() for number in range(len(kinds)) for letter in "ab"]

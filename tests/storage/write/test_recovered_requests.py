@@ -12,8 +12,8 @@ from tests.support.hotlogs import CLUSTER_ID, names
 from tests.support.logs import append, read_values
 from tests.support.loop_brokers import loop_clock, served, way
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Commit, Draft, HotMark
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.errors import CommitUnknown, Fenced
 from tidelog.storage.core.log_settings import LogSettings

@@ -12,8 +12,9 @@ from tests.support.records import TIME_MS, fold, rows
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec import record_columns
 from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core import format_levels, topic_configs
 from tidelog.storage.core.actions import AlterTopic, CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import (
@@ -81,7 +82,7 @@ async def test_request_that_no_reader_unpacks_is_refused(monkeypatch: pytest.Mon
 
 
 def test_a_chunk_that_no_reader_would_unpack_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = chunks.batch_of_rows([rows("x" * 70_000, timestamps=[0])])
+    batch = record_columns.batch_of_rows([rows("x" * 70_000, timestamps=[0])])
     assert chunks.encode(batch, "lz4").codec == "lz4"
     monkeypatch.setattr(chunks, "RAW_SIZE_MAX", 64 * 1024)
     encoded = chunks.encode(batch, "lz4")
@@ -129,7 +130,7 @@ AFTER, BEFORE = "message.timestamp.after.max.ms", "message.timestamp.before.max.
 
 
 def columns(*stamps: int) -> pa.RecordBatch:
-    batch = chunks.batch_of_rows([rows(*["v"] * len(stamps), timestamps=list(stamps))])
+    batch = record_columns.batch_of_rows([rows(*["v"] * len(stamps), timestamps=list(stamps))])
     assert np.array_equal(chunks.timestamps_us(batch.column("timestamp")) // 1000, stamps)
     return batch
 

@@ -19,7 +19,7 @@ from tidelog.service.kafka.messages import (
 )
 from tidelog.service.kafka.messages.primitives import encode_varint
 from tidelog.service.kafka.messages.schema import Message
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 
 WIDE = "wide"
 """The name of a topic with many partitions."""

@@ -11,7 +11,7 @@ from tidelog.service.kafka.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 
 VERSION = 7
 """Of Produce: the newest that is not flexible, so that the error of an answer has a fixed place."""

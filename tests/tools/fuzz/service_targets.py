@@ -34,7 +34,8 @@ from tidelog.service.formats.pages import ON_ERROR, OnError, check_first, encode
 from tidelog.service.formats.schema_refusals import schema_error
 from tidelog.service.peers import forwarding
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec import record_columns
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import InvalidRequest, LogError, RecordTooLarge
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 
@@ -67,11 +68,11 @@ def _check_refusal(error: LogError) -> None:
 
 def _columns(produced: Produced) -> pa.RecordBatch:
     rows = produced.rows
-    batch = chunks.batch_of_rows([rows]) if isinstance(rows, Rows) else rows
+    batch = record_columns.batch_of_rows([rows]) if isinstance(rows, Rows) else rows
     batch.validate(full=True)
     assert batch.num_rows == produced.count
     assert batch.column(0).null_count == 0
-    assert batch.schema.equals(chunks.CHUNK_SCHEMA)
+    assert batch.schema.equals(record_columns.CHUNK_SCHEMA)
     return batch
 
 
@@ -146,7 +147,7 @@ def check_schema_error(data: bytes) -> None:
 
 
 def _streams() -> list[bytes]:
-    batch = chunks.batch_of_rows([rows_of_flights(), rows_of_json("1", "2")])
+    batch = record_columns.batch_of_rows([rows_of_flights(), rows_of_json("1", "2")])
     bare = pa.record_batch({"value": pa.array(["a", None, "b"])})
     words = pa.array(["x", "y", "x"]).dictionary_encode()
     wide = pa.record_batch(
@@ -226,7 +227,7 @@ def check_v3_stream(data: bytes) -> None:
         except InvalidRequest as error:
             _check_refusal(error)
             continue
-        batch = chunks.batch_of_rows([record.rows])
+        batch = record_columns.batch_of_rows([record.rows])
         batch.validate(full=True)
         if record.is_json:
             for column in ("key", "value"):
@@ -385,7 +386,7 @@ def check_answers(data: bytes) -> None:
     if not keys:
         return
     rows = Rows([NOW_MS] * len(keys), keys, values, [[("h", key)] for key in keys])
-    batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 0)
+    batch = chunks.with_offsets(record_columns.batch_of_rows([rows]), 0)
     for read_format in (*FORMATS, *SCHEMA_FORMATS):
         pages = {mode: _read_page(batch, read_format, mode) for mode in ON_ERROR}
         offsets = {

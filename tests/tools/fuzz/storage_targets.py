@@ -28,7 +28,7 @@ from tests.tools.fuzz.target import Target, u32
 from tidelog.storage.cluster import messages
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardDraft
-from tidelog.storage.codec import checksum
+from tidelog.storage.codec import checksum, record_columns
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec import segment as segments
@@ -86,7 +86,7 @@ def _groups_and_producers() -> list[Entry]:
         entries.Commit(bytes([number]) * 16, actions, entries.IdempotencyKey(f"k{number}", b"f"))
         for number, actions in enumerate(kinds)
     ]
-    body = chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")]))
+    body = chunks.encode(record_columns.batch_of_rows([rows_of_json("1", "2", "3")]))
     chunk = Chunk(flights, 1, 0, body.body.nbytes, body.crc32c, 3, 1, 3, True, "", body.raw_size)
     origins = [entries.DraftId("o1", 1, 2), entries.DraftId("o2", 9, 1)]
     head = (format_levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000, [chunk])
@@ -192,7 +192,7 @@ def _chunks() -> list[bytes]:
         (large_rows(), "lz4"),
         (large_rows(), "zstd"),
     ):
-        encoded_chunk = chunks.encode(chunks.batch_of_rows([rows]), codec)
+        encoded_chunk = chunks.encode(record_columns.batch_of_rows([rows]), codec)
         header = _SAID.pack(
             _CODECS.index(encoded_chunk.codec), encoded_chunk.rows, encoded_chunk.raw_size
         )
@@ -247,8 +247,8 @@ def _check_records(batch: pa.RecordBatch) -> None:
 
 @functools.cache
 def _segments() -> list[bytes]:
-    batch = chunks.with_offsets(chunks.batch_of_rows([rows_of_flights()]), 5)
-    many = chunks.with_offsets(chunks.batch_of_rows([large_rows()]), 9)
+    batch = chunks.with_offsets(record_columns.batch_of_rows([rows_of_flights()]), 5)
+    many = chunks.with_offsets(record_columns.batch_of_rows([large_rows()]), 9)
     written = [
         segments.write([batch], codec="zstd", is_json=False),
         segments.write([many], codec="uncompressed", is_json=True),
@@ -294,7 +294,7 @@ def check_segment_metadata(data: bytes) -> None:
     metadata = dict(zip(_SAYINGS, data.decode("utf-8", "replace").split("\n"), strict=False))
     if any("\0" in text for text in metadata.values()):
         return  # Arrow's own refusal, at the writing end
-    batch = chunks.with_offsets(chunks.batch_of_rows([rows_of_json("1")]), 5)
+    batch = chunks.with_offsets(record_columns.batch_of_rows([rows_of_json("1")]), 5)
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, segments.RECORD_SCHEMA, store_schema=False) as writer:
         writer.write_batch(batch)
@@ -361,7 +361,9 @@ def _with_right_frames(data: bytes) -> bytes:
 def _hand_overs() -> list[bytes]:
     bodies = []
     for entry in _groups_and_producers():
-        body = bytes(chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")])).body)
+        body = bytes(
+            chunks.encode(record_columns.batch_of_rows([rows_of_json("1", "2", "3")])).body
+        )
         origin = entries.DraftId("peer", 4, len(entry.commits))
         draft = ForwardDraft(origin, entry.commits, entry.chunks, body)
         bodies.append(msgspec.msgpack.encode(draft))

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import segment
+from tidelog.storage.codec import record_columns, segment
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Append, Chunk, Sealed
@@ -60,9 +59,9 @@ def records(
         digits = pc.utf8_lpad(pa.array(key_numbers).cast(pa.string()), 11, padding="0")
         key = pc.binary_join_element_wise("k", digits, "").cast(pa.binary())
     offsets = np.arange(first, first + count, dtype=np.int64)
-    stamps = pa.array((TIME_MS + offsets) * 1000).view(chunks.TIMESTAMP_TYPE)
-    columns = [pa.array(offsets), stamps, key, value, pa.nulls(count, chunks.HEADERS_TYPE)]
-    return pa.RecordBatch.from_arrays(columns, schema=chunks.RECORD_SCHEMA)
+    stamps = pa.array((TIME_MS + offsets) * 1000).view(record_columns.TIMESTAMP_TYPE)
+    columns = [pa.array(offsets), stamps, key, value, pa.nulls(count, record_columns.HEADERS_TYPE)]
+    return pa.RecordBatch.from_arrays(columns, schema=record_columns.RECORD_SCHEMA)
 
 
 async def _make(

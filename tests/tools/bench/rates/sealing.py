@@ -21,7 +21,7 @@ from tests.tools.bench import bodies
 from tests.tools.bench.broker import store_folder
 from tests.tools.bench.report import Table, number
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore

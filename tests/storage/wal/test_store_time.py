@@ -6,7 +6,8 @@ from tests.support.clock import ManualClock
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SKEW_MS_MAX
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.wal.clocks import READS_MAX, Freshness, StoreTime
+from tidelog.storage.wal.store_time import StoreTime
+from tidelog.storage.wal.view_age import READS_MAX, Freshness
 
 YEAR_MS = 365 * 86_400_000
 
