@@ -43,7 +43,7 @@ from storage.chunk import Rows
 from storage.clock import SystemClock
 from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey
 from storage.folder import FolderStore
-from storage.log_engine import Log, LogSettings
+from storage.log import Log, LogSettings
 
 assert Path(storage.__file__).is_relative_to(sys.argv[2]), storage.__file__
 logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")

@@ -454,7 +454,7 @@ class World:
                 (tidelog.storage.write.hot_log_file, "recover", recovering),
                 (tidelog.storage.write.hot_log, "write_all", self._write_all),
                 (tidelog.storage.seal.uploads, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
-                (tidelog.compaction.engine, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (tidelog.compaction.commit_rewrites, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.garbage, "UNNAMED_MS_MIN", grace.table_ms),
                 (tidelog.storage.write.set_aside_requests, "KEPT_RETRY_S", 1.0),
                 (tidelog.storage.write.set_aside_requests, "ALONE_FAILURES_MAX", 2),

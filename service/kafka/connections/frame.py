@@ -20,8 +20,6 @@ UNPROVED_BYTES_MAX = 4 * 1024
 KEPT_BYTES_MAX = 2 * UNPROVED_BYTES_MAX
 """Maximum bytes of such a client that wait behind its requests. Clients wait for each answer before
 they have logged in."""
-SHARED_BYTES = 64 * 1024
-"""Size of the buffer for all connections of a listener that are not inside a frame."""
 DECODED_BYTES_MIN = 2 * 1024
 """Larger requests also take their size from `decoded`, apart from Produce requests, whose records
 are not decoded."""

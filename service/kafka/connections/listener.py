@@ -16,10 +16,9 @@ from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.listening_sockets import cannot_listen
 from tidelog.service.http.tls_transport import TlsTransport
 from tidelog.service.kafka.connections.connection import KafkaConnection
-from tidelog.service.kafka.connections.frame import SHARED_BYTES
 from tidelog.service.kafka.connections.listener_parts import ListenerParts
 from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX, UNSENT_BYTES_MIN
-from tidelog.service.kafka.connections.request_memory import SMALL_BYTES_MAX
+from tidelog.service.kafka.connections.request_memory import SHARED_BYTES, SMALL_BYTES_MAX
 from tidelog.storage.codec import byte_loops
 
 log = logging.getLogger("tidelog.kafka")

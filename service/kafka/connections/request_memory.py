@@ -6,12 +6,13 @@ one of them needs until its end. A small frame takes its size when it has arrive
 large frames cannot take. So a client that stops in the middle of a frame delays no small request of
 another client."""
 
-from tidelog.service.kafka.connections.frame import SHARED_BYTES
 from tidelog.service.memory_pool import MemoryPool, Taker
 
+DECODED_PART = 48
+SHARED_BYTES = 64 * 1024
+"""Size of the buffer for all connections of a listener that are not inside a frame."""
 SMALL_BYTES_MAX = SHARED_BYTES
 """Largest frame that is received before it takes memory. A connection has no more than one."""
-DECODED_PART = 48
 
 
 class SizedPools:

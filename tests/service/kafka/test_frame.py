@@ -11,13 +11,12 @@ from tidelog.service.kafka.connections.frame import (
     KEPT_BYTES_MAX,
     PRODUCE_BYTES_MAX,
     REQUEST_BYTES_MAX,
-    SHARED_BYTES,
     UNPROVED_BYTES_MAX,
     FrameReader,
     FrameRefused,
 )
 from tidelog.service.kafka.connections.outbox import AnswerShares
-from tidelog.service.kafka.connections.request_memory import RequestMemory
+from tidelog.service.kafka.connections.request_memory import SHARED_BYTES, RequestMemory
 from tidelog.service.kafka.messages.header import (
     API_VERSIONS,
     FIRST_FLEXIBLE,
