@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-import tidelog.compaction.engine
+import tidelog.compaction.commit_rewrites
 import tidelog.compaction.garbage
 import tidelog.storage.seal.uploads
 import tidelog.storage.tables.delta
