@@ -17,7 +17,15 @@ from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.errors import Code, RequestKind
-from tidelog.service.kafka.messages import configs, fetch, group_offsets, groups, metadata, produce
+from tidelog.service.kafka.messages import (
+    configs,
+    fetch,
+    group_offsets,
+    groups,
+    metadata,
+    offsets,
+    produce,
+)
 from tidelog.service.kafka.messages import topics as admin
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.kafka.messages.schema import CompiledField, Message, Structure, members_of
@@ -28,6 +36,7 @@ S = TypeVar("S", bound=Structure)
 _KINDS = {
     produce.__name__: RequestKind.PRODUCE,
     fetch.__name__: RequestKind.FETCH,
+    offsets.__name__: RequestKind.FETCH,
     metadata.__name__: RequestKind.FETCH,
     groups.__name__: RequestKind.GROUP,
     group_offsets.__name__: RequestKind.GROUP,

@@ -20,6 +20,8 @@ from tidelog.service.kafka.messages import (
     group_offsets,
     groups,
     metadata,
+    offsets,
+    partition_placement,
     produce,
     topics,
 )
@@ -84,16 +86,16 @@ def fetching() -> fetch.FetchRequest:
     return fetch.FetchRequest(max_wait_ms=0, min_bytes=0, topics=[topic])
 
 
-def listing_offsets() -> fetch.ListOffsetsRequest:
-    partition = fetch.ListOffsetsPartition(partition_index=0, timestamp=-1)
-    topic = fetch.ListOffsetsTopic(name="t", partitions=[partition])
-    return fetch.ListOffsetsRequest(replica_id=-1, topics=[topic])
+def listing_offsets() -> offsets.ListOffsetsRequest:
+    partition = offsets.ListOffsetsPartition(partition_index=0, timestamp=-1)
+    topic = offsets.ListOffsetsTopic(name="t", partitions=[partition])
+    return offsets.ListOffsetsRequest(replica_id=-1, topics=[topic])
 
 
-def epochs() -> fetch.OffsetForLeaderEpochRequest:
-    partition = fetch.OffsetForLeaderPartition(partition=0, leader_epoch=0)
-    topic = fetch.OffsetForLeaderTopic(topic="t", partitions=[partition])
-    return fetch.OffsetForLeaderEpochRequest(topics=[topic])
+def epochs() -> offsets.OffsetForLeaderEpochRequest:
+    partition = offsets.OffsetForLeaderPartition(partition=0, leader_epoch=0)
+    topic = offsets.OffsetForLeaderTopic(topic="t", partitions=[partition])
+    return offsets.OffsetForLeaderEpochRequest(topics=[topic])
 
 
 def deleting_records() -> topics.DeleteRecordsRequest:
@@ -149,8 +151,10 @@ ROWS: dict[str, Row] = {
         4,
         WRITES | {TENANT},
     ),
-    "DescribeLogDirs": Row(topics.DescribeLogDirsRequest(topics=None), 4, frozenset()),
-    "ListPartitionReassignments": Row(topics.ListPartitionReassignmentsRequest(), 0, frozenset()),
+    "DescribeLogDirs": Row(partition_placement.DescribeLogDirsRequest(topics=None), 4, frozenset()),
+    "ListPartitionReassignments": Row(
+        partition_placement.ListPartitionReassignmentsRequest(), 0, frozenset()
+    ),
     "CreateTopics": Row(creating(), 5, frozenset()),
     "DeleteTopics": Row(
         topics.DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5, frozenset()

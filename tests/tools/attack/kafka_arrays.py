@@ -14,6 +14,7 @@ from tidelog.service.kafka.messages import (
     group_offsets,
     groups,
     metadata,
+    offsets,
     produce,
     topics,
 )
@@ -60,12 +61,12 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
 
     def listed(timestamp: int) -> bytes:
         parts = [
-            fetch.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+            offsets.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
             for _ in range(int(fit * 1.5))
         ]
         return cut(
-            fetch.ListOffsetsRequest(
-                replica_id=-1, topics=[fetch.ListOffsetsTopic(name=NEIGHBOUR, partitions=parts)]
+            offsets.ListOffsetsRequest(
+                replica_id=-1, topics=[offsets.ListOffsetsTopic(name=NEIGHBOUR, partitions=parts)]
             ),
             7,
         )
@@ -100,18 +101,18 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
         "ListOffsets by time": lambda: listed(1),
         "ListOffsets of the newest": lambda: listed(-3),
         "ListOffsets of unknown topics": lambda: cut(
-            fetch.ListOffsetsRequest(
+            offsets.ListOffsetsRequest(
                 replica_id=-1,
-                topics=[fetch.ListOffsetsTopic(name=name, partitions=[]) for name in names(many)],
+                topics=[offsets.ListOffsetsTopic(name=name, partitions=[]) for name in names(many)],
             ),
             7,
         ),
         "OffsetForLeaderEpoch": lambda: cut(
-            fetch.OffsetForLeaderEpochRequest(
+            offsets.OffsetForLeaderEpochRequest(
                 topics=[
-                    fetch.OffsetForLeaderTopic(
+                    offsets.OffsetForLeaderTopic(
                         topic=VICTIM,
-                        partitions=[fetch.OffsetForLeaderPartition(partition=0, leader_epoch=0)],
+                        partitions=[offsets.OffsetForLeaderPartition(partition=0, leader_epoch=0)],
                     )
                     for _ in range(fit)
                 ]

@@ -16,6 +16,7 @@ from tidelog.service.kafka.messages import (
     group_offsets,
     groups,
     metadata,
+    offsets,
     produce,
     topics,
 )
@@ -180,13 +181,13 @@ def wrong_values() -> list[tuple[Message, int]]:
             8,
         ),
         (
-            fetch.ListOffsetsRequest(
+            offsets.ListOffsetsRequest(
                 replica_id=-1,
                 topics=[
-                    fetch.ListOffsetsTopic(
+                    offsets.ListOffsetsTopic(
                         name=NEIGHBOUR,
                         partitions=[
-                            fetch.ListOffsetsPartition(partition_index=n, timestamp=stamp)
+                            offsets.ListOffsetsPartition(partition_index=n, timestamp=stamp)
                             for n in PARTITIONS
                             for stamp in (-(2**63), -7, -6, -5, -4, -3, -2, -1, 0, 2**62, 2**63 - 1)
                         ],

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tests.service.kafka.wire import framed
 from tests.storage.codec.reference import varint, with_header
-from tests.storage.codec.test_compression import gzip
+from tests.storage.codec.test_decompression import gzip
 from tests.tools.attack.brokers import BIG, Principal, SecuredBroker
 from tests.tools.attack.kafka_client import sent
 from tests.tools.attack.measure import MIB, VICTIM, Attack, scaled
