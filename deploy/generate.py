@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from tidelog.service.cli.main import EPILOG, loaded
-from tidelog.service.routes.health import VERSION
+from tidelog.service.routes.broker_info import VERSION
 from tidelog.service.server.app import build_app
 from tidelog.service.settings.settings import PREFIX, RENAMED, Settings
 from tidelog.service.telemetry.http_counters import HttpCounters

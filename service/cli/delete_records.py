@@ -52,7 +52,7 @@ def delete_records(
         return
 
     async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
-        from tidelog.compaction.retention import delete_records as run
+        from tidelog.compaction.delete_records import delete_records as run
 
         results = await run(cluster, topic, offsets, is_dry=not change.yes)
         return retained_rows(results, skipped_topics(cluster))

@@ -14,8 +14,8 @@ from tidelog.service.cli.store_commands import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.compaction.log_starts import Retained
     from tidelog.compaction.maintenance_session import MaintenanceSession
-    from tidelog.compaction.retention import Retained
 
 
 def retain(topics: TopicsArgument = None, *, store: StoreOptions, change: ChangeOptions) -> None:

@@ -1,31 +1,10 @@
-"""Health, metrics, version and the OpenAPI document.
+"""Health, as load balancers and orchestrators ask for it."""
 
-They are for load balancers, orchestrators and Prometheus.
-"""
-
-import importlib.metadata
-from typing import Any
-
-from fastapi import Request, Response
-from fastapi.responses import RedirectResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi import Request
 from pydantic import BaseModel, Field
 
-from tidelog.service.http.route import HIDDEN, PLAIN, Permission, Route, RouteAccess, RouteDoc
-from tidelog.service.operations.rights import DESCRIBE_CLUSTER
+from tidelog.service.http.route import HIDDEN, PLAIN, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import broker_of
-from tidelog.service.telemetry.metrics import Telemetry
-
-VERSION = importlib.metadata.version("tidelog")
-
-
-class Version(BaseModel):
-    version: str = Field(examples=["0.2.0"])
-
-
-class Uptime(BaseModel):
-    process_uptime_sec: int
-    tidelog_version: str = Field(examples=["0.2.0"])
 
 
 class Status(BaseModel):
@@ -45,20 +24,6 @@ class Readiness(Status):
     tables_in_doubt: int | None = Field(default=None, examples=[None])
     damaged_tails: int | None = Field(default=None, examples=[None])
     holds: int | None = Field(default=None, examples=[None])
-
-
-async def get_version(request: Request) -> Version:
-    """The broker's version; a browser is redirected to the console."""
-    if "text/html" in request.headers.get("accept", ""):
-        redirect: Any = RedirectResponse("ui/", 307)  # FastAPI sends it as it is
-        return redirect
-    return Version(version=VERSION)
-
-
-async def get_uptime(request: Request) -> Uptime:
-    """The age of this process."""
-    uptime_s = broker_of(request).clock.boot_s() - request.app.state.started_s
-    return Uptime(process_uptime_sec=int(uptime_s), tidelog_version=VERSION)
 
 
 async def get_healthy() -> Status:
@@ -94,38 +59,14 @@ async def get_ready(request: Request) -> Readiness:
     )
 
 
-async def get_metrics(request: Request) -> Response:
-    """Metrics of this broker, or of all workers that share its port, as Prometheus text.
-
-    The metrics of workers have the label `worker`.
-    """
-    telemetry: Telemetry = request.app.state.reports.telemetry
-    body = await telemetry.text_of_all()
-    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-async def get_document(request: Request) -> Response:
-    """The OpenAPI document."""
-    return Response(await request.app.document(), media_type="application/json")
-
-
 _LABEL = "health"
 _PUBLIC = RouteAccess.PUBLIC
 _DOC = RouteDoc()
 _READY_DOC = RouteDoc({503: "the message has the reason"}, omit="none")
-# Health shows nothing of the log. Metrics name topics and groups, so they need Kafka's permission
-# to describe a cluster.
-_METRICS = Permission(DESCRIBE_CLUSTER)
 
 ROUTES = (
-    Route("GET", "/", get_version, RouteAccess.KEY_UNLESS_BROWSER, _LABEL, PLAIN, _DOC),
-    Route("GET", "/_health", get_uptime, _PUBLIC, _LABEL, PLAIN, _DOC),
     Route("GET", "/healthy", get_healthy, _PUBLIC, _LABEL, PLAIN, _DOC),
     Route("GET", "/startup", get_startup, _PUBLIC, _LABEL, PLAIN, _DOC),
     Route("GET", "/ready", get_ready, _PUBLIC, _LABEL, PLAIN, _READY_DOC),
     Route("GET", "/status/ready", get_ready, _PUBLIC, _LABEL, PLAIN, HIDDEN._replace(omit="none")),
-    Route("GET", "/metrics", get_metrics, _METRICS, _LABEL, PLAIN, _DOC),
-    Route("GET", "/openapi.json", get_document, RouteAccess.ANY_KEY, "other", PLAIN, HIDDEN),
-    Route("GET", "/openapi", get_document, RouteAccess.ANY_KEY, "other", PLAIN, HIDDEN),
-    Route("GET", "/openapi/v3", get_document, RouteAccess.ANY_KEY, "other", PLAIN, HIDDEN),
 )

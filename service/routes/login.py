@@ -26,7 +26,7 @@ from tidelog.storage.core.acls import (
     CLUSTER,
     CLUSTER_NAME,
 )
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 
 WRONG_LOGIN_S = 1.0
 """Time that the broker waits before it refuses a login with an invalid key."""

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import TypeVar, cast
 
 import msgspec
-import pyarrow as pa
 
 from tidelog.service.codec_threads import UnpackThreads
 from tidelog.service.formats import arrow, json_in, json_out
@@ -43,12 +42,12 @@ from tidelog.service.http.route import (
 from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.operations.topics import TopicOperations
+from tidelog.service.routes.produce_requests import body_of, check_records, client_key
 from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.codec.partitioner import (
     NoSuchPartition,
@@ -57,22 +56,19 @@ from tidelog.storage.codec.partitioner import (
     place,
     tally,
 )
-from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import (
     InvalidRequest,
-    RecordTooLarge,
     UnknownPartition,
     UnknownTopic,
 )
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.topic import Topic
 
 T = TypeVar("T")
 
-KEY_LENGTH_MAX = 255
 DECODE_INLINE_BYTES = 1024 * 1024
 """Bodies of at most this size are decoded on the event loop, which takes ~2 ms at most. A thread
 for a larger body costs ~100 us."""
@@ -417,51 +413,6 @@ def _decoded(
     return json_in.decode_json(body, cast("json_in.Format", format_name), now_ms)
 
 
-async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> bytes:
-    """Read and return the body.
-
-    Then charge its bytes to the producer's quota, also if the body is refused. If the quota is used
-    up, raises QuotaExceeded before the body is read, so a throttled client need not send it.
-    """
-    rights.charge(PRODUCER_BYTE_RATE)
-    body = b""
-    try:
-        body = await call.body(bytes_max)
-    finally:
-        rights.record(PRODUCER_BYTE_RATE, max(call.received, len(body)))
-    return body
-
-
-def check_records(produced: json_in.Produced, config: TopicConfig) -> None:
-    """Raise RecordTooLarge if a record is too large.
-
-    If the topic is compacted, raise InvalidRequest for the first record without a key, because no
-    record would ever replace it.
-    """
-    rows = produced.rows
-    if produced.weight > config.max_message_bytes:
-        check_weights(rows, config.max_message_bytes)
-    if "compact" in config.cleanup_policy:
-        if isinstance(rows, Rows):
-            index = rows.keys.index(None) if None in rows.keys else -1
-        else:
-            index = rows.column("key").is_null().index(True).as_py()
-        if index >= 0:
-            raise InvalidRequest(f"record {index} has no key, and the topic is compacted by key")
-
-
-def check_weights(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
-    """Raise RecordTooLarge for the first record that weighs more than max.message.bytes."""
-    weights = chunks.weights(rows)
-    index = int((weights > bytes_max).argmax())
-    if weights[index] > bytes_max:
-        raise RecordTooLarge(
-            f"record {index} has {weights[index]} bytes (key, value and headers, "
-            f"{chunks.HEADER_BYTES} more for each header and {chunks.RECORD_BYTES} for the record):"
-            f" the topic's max.message.bytes is {bytes_max}"
-        )
-
-
 def _acks(query: dict[str, str]) -> Acks:
     if query.get("async") == "true":
         return Acks.NONE  # Strimzi's fire and forget
@@ -469,23 +420,6 @@ def _acks(query: dict[str, str]) -> Acks:
     if text not in ACKS:
         raise InvalidParameter(f"parameter acks={text!r} must be all, 1 or 0")
     return ACKS[text]
-
-
-def client_key(call: HttpRequest) -> str | None:
-    """Return the Idempotency-Key, or None.
-
-    The IETF draft requires a quoted string, but a string without quotes is accepted, too. Raises
-    InvalidParameter.
-    """
-    header = call.headers.get(b"idempotency-key")
-    if header is None:
-        return None
-    key = header.decode("latin-1").strip('"')
-    if not 1 <= len(key) <= KEY_LENGTH_MAX or not key.isprintable():
-        raise InvalidParameter(
-            f"Idempotency-Key must be 1 to {KEY_LENGTH_MAX} printable characters, not {len(key)}"
-        )
-    return key
 
 
 def _fingerprint(target: str, body: bytes) -> bytes:

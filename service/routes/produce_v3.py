@@ -22,12 +22,8 @@ from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
 from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.routes.dependencies import check_cluster
-from tidelog.service.routes.produce import (
-    IDEMPOTENCY_KEY,
-    Produce,
-    body_of,
-    client_key,
-)
+from tidelog.service.routes.produce import IDEMPOTENCY_KEY, Produce
+from tidelog.service.routes.produce_requests import body_of, client_key
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.settings.requests import RequestSettings

@@ -30,13 +30,8 @@ from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.records import RecordOperations
 from tidelog.service.routes.dependencies import check_cluster
-from tidelog.service.routes.produce import (
-    IDEMPOTENCY_KEY,
-    RETRY_ERRORS,
-    Produce,
-    body_of,
-    client_key,
-)
+from tidelog.service.routes.produce import IDEMPOTENCY_KEY, RETRY_ERRORS, Produce
+from tidelog.service.routes.produce_requests import body_of, client_key
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.http_counters import HttpCounters
@@ -51,7 +46,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.topic import Topic
 

@@ -32,7 +32,7 @@ from tidelog.service.settings.security import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDER
 from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 
 log = logging.getLogger("tidelog.audit")
 access_log = logging.getLogger("tidelog.access")

@@ -44,7 +44,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import ADMIN, CLUSTER_NAME, TEXT_BYTES_MAX, Right
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 from tidelog.storage.state.access import Access as AccessState
 from tidelog.storage.state.access import Key, digest
 

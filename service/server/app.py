@@ -38,8 +38,8 @@ from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
 from tidelog.service.operations.operations import Operations
 from tidelog.service.peers.held_members import HeldMembers
+from tidelog.service.routes.broker_info import VERSION
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
-from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import Forbidden
 from tidelog.service.server.peer_reports import Reports

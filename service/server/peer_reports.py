@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tidelog.service.operations.compaction_jobs import Compact, Compactions, no_store
 from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS
-from tidelog.service.routes.health import VERSION
+from tidelog.service.routes.broker_info import VERSION
 from tidelog.service.server.router import ACK_LABELS
 from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.service.telemetry.kafka_clients import ConnectedClient, ConnectedClients

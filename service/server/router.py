@@ -41,6 +41,7 @@ from tidelog.service.peers.forwarding import Forwarded, ForwardedCall
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes import (
     acls_v3,
+    broker_info,
     cluster_v3,
     configs_v3,
     consumer_instances,
@@ -71,7 +72,7 @@ from tidelog.service.telemetry.http_counters import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
@@ -85,6 +86,7 @@ HOT_ROUTES: tuple[Route, ...] = (
 )
 APP_ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
+    *broker_info.ROUTES,
     *topics_v2.ROUTES,
     *api.ROUTES,
     *groups.ROUTES,

@@ -29,7 +29,7 @@ from tidelog.service.peers.client import METRICS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp
-from tidelog.service.routes.health import VERSION
+from tidelog.service.routes.broker_info import VERSION
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter

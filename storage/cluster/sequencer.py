@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from tidelog.storage.cluster.entry_announcer import Announcer, PeerTransport
 from tidelog.storage.cluster.liveness import Member, first_trusted
 from tidelog.storage.cluster.membership import Membership
+from tidelog.storage.cluster.merged_drafts import merge, not_after_ms, refer
 from tidelog.storage.cluster.messages import (
     EntryAnnouncement,
     ForwardOutcomeUnknown,
@@ -32,9 +33,6 @@ from tidelog.storage.cluster.messages import (
     decode_notice,
     encode_announcements,
     encode_forwarded,
-    merge,
-    not_after_ms,
-    refer,
 )
 from tidelog.storage.cluster.peer_beats import PeerBeats
 from tidelog.storage.codec.entry import (

@@ -28,7 +28,7 @@ from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.coordinator import all_of, is_of_all
 from tidelog.storage.groups.rest_members import MemberSession, RestGroup
 from tidelog.storage.log_engine import Log
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.group_state import NO_GENERATION, ConsumerGroup
 

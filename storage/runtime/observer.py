@@ -1,21 +1,10 @@
-"""The interface of a tracer, which observes flushes, commits and requests to the store.
-
-Also two context variables of the current request: TRACE, its trace context, and PRINCIPAL, its
-client.
-"""
+"""The interface of a tracer, which observes flushes, commits and requests to the store."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from typing import Protocol
 
 from tidelog.storage.codec.entry import Draft
-
-TRACE: ContextVar[object] = ContextVar("tidelog-trace", default=None)
-"""The current request's trace context; None without tracing."""
-PRINCIPAL: ContextVar[str] = ContextVar("tidelog-principal", default="")
-"""The authenticated client of the current request; empty without authentication, and in tasks of
-the broker. A task that acts for several requests must set or clear this variable."""
 
 
 class TracedRequest(Protocol):

@@ -27,7 +27,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.runtime.observer import PRINCIPAL, TRACE
+from tidelog.storage.runtime.request_context import PRINCIPAL, TRACE
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.topic import Topic
 

@@ -19,9 +19,9 @@ from tidelog.compaction.backups.restore import Restored, restore
 from tidelog.compaction.change_bounds import change_bounds
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys

@@ -23,9 +23,9 @@ from tests.support.vloop import run
 from tidelog.compaction import garbage
 from tidelog.compaction.collect import CollectionPlan, collect, plan
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import LOG_RETENTION_MS, Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, TakeHold

@@ -28,11 +28,12 @@ from tests.support.properties import examples
 from tests.support.records import TIME_MS
 from tidelog.compaction import commit_rewrites
 from tidelog.compaction.compact import COMPACT, MERGE, SKIP, Compacted, compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.in_process_engine import InProcess
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
-from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.retention import retain
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.record_columns import RECORD_SCHEMA, Rows
 from tidelog.storage.core import object_keys

@@ -19,9 +19,10 @@ from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.retention import retain
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.store.memory import MemoryStore

@@ -19,9 +19,10 @@ from tests.support.logs import COLD, append, read_values
 from tests.support.loop_brokers import broker, collected, given
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.upgrade import raise_level
 from tidelog.service.server.maintenance import maintain_once

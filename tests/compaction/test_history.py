@@ -19,9 +19,10 @@ from tests.support.maintenance import cluster_on, way_of
 from tests.support.records import TIME_MS
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.record_columns import Rows

@@ -26,6 +26,7 @@ from tests.support.foreign_engines import (
     table,
     table_uri,
 )
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.repair_tables import (
@@ -36,7 +37,6 @@ from tidelog.compaction.repair_tables import (
     repair,
     undo_rearrangement,
 )
-from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.storage.core.errors import Corrupt, LogError
 

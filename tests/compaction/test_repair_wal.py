@@ -28,10 +28,10 @@ from tests.support.loop_brokers import Acked, broker, given, held, produce
 from tests.support.maintenance import caring
 from tests.support.records import found_cluster
 from tests.support.views import flip
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.repair_wal import damage_of, delete_strays, drop_after, lost_records, strays
-from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import FindingKind
 from tidelog.compaction.upgrade import raise_level

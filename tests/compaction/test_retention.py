@@ -11,7 +11,9 @@ from tests.support.maintenance import caring, log_with, way_of
 from tests.support.records import TIME_MS
 from tidelog.compaction import plan
 from tidelog.compaction.compact import compact
-from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
+from tidelog.compaction.delete_records import HIGH_WATERMARK, delete_records
+from tidelog.compaction.log_starts import Retained
+from tidelog.compaction.retention import retain
 from tidelog.compaction.retention_preview import Expiry, expiries
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.record_columns import Rows

@@ -11,8 +11,8 @@ from tests.support.maintenance import caring, log_with, way_of
 from tests.support.views import flip
 from tidelog.compaction import scrub as scrub_module
 from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import FindingKind
 from tidelog.storage.broker import Broker

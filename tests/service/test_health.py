@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.service.conftest import QUIET, Broker, append, http_client, routed
-from tidelog.service.routes.health import VERSION
+from tidelog.service.routes.broker_info import VERSION
 from tidelog.service.server.app import TAGS, build_app
 from tidelog.service.telemetry.http_counters import METRIC_TOPICS_MAX, HttpCounters
 from tidelog.service.telemetry.log_metrics import SERIES_MAX

@@ -12,7 +12,7 @@ from tests.support.records import entries_of
 from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import Append, CommitOffsets, CreateTopic, GroupOffset
 from tidelog.storage.groups.offset_commits import _portions, _WaitingCommit
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 
 pytestmark = pytest.mark.broker(topics={"t": 1}, **SETTINGS)
 

@@ -24,8 +24,8 @@ from tests.sim.stores import Weather
 from tests.sim.world import Broker, World
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.retention import delete_records
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core.errors import LogError

@@ -40,7 +40,7 @@ from tests.sim.runs import Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.newest_per_key import Latest
-from tidelog.storage.cluster.messages import refer
+from tidelog.storage.cluster.merged_drafts import refer
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.codec.entry import Draft, Entry
 from tidelog.storage.core import object_keys
@@ -291,7 +291,7 @@ def _remove_before_the_log_start() -> list[Patch]:
             )
         return []
 
-    return [(tidelog.compaction.retention, "_cut", cut)]
+    return [(tidelog.compaction.retention, "move_log_starts", cut)]
 
 
 def _compaction_drops_a_row() -> list[Patch]:

@@ -23,7 +23,8 @@ from tests.support.clock import ManualClock
 from tidelog.compaction.change_bounds import change_bounds
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
-from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.delete_records import delete_records
+from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.upgrade import upgrade
 from tidelog.storage.core import format_levels

@@ -17,9 +17,9 @@ from tests.support.broker_log import TIME_MS, Record, open_log
 from tests.support.broker_log import records_of as records_of_log
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
 from tidelog.storage.read.offline_log import open_snapshot

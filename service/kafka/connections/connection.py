@@ -34,7 +34,7 @@ from tidelog.service.memory_pool import EVERYONE, UNPROVED
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.telemetry.kafka_clients import ConnectionNow
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 from tidelog.storage.state.access import REQUEST_PERCENTAGE, REQUEST_RATE
 
 log = logging.getLogger("tidelog.kafka")

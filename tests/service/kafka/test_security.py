@@ -27,7 +27,7 @@ from tidelog.service.kafka.messages.metadata import (
 )
 from tidelog.service.kafka.messages.produce import ProduceResponse
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 
 JOINING = groups.JoinGroupRequest(
     group_id="g",

@@ -6,14 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
+from tidelog.storage.cluster.merged_drafts import merge, refer
 from tidelog.storage.cluster.messages import (
     EntryAnnouncement,
     decode_announcements,
     decode_forwarded,
     encode_announcements,
     encode_forwarded,
-    merge,
-    refer,
 )
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c

@@ -31,7 +31,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups import offset_commits
 from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
-from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.request_context import PRINCIPAL
 from tidelog.storage.store.memory import MemoryStore
 
 BY_HAND = MemberConfig(auto_commit=False)

@@ -24,7 +24,7 @@ from tests.support.logs import (
 from tests.support.maintenance import caring
 from tests.support.records import TIME_MS
 from tests.support.views import AGE_S
-from tidelog.compaction.retention import delete_records
+from tidelog.compaction.delete_records import delete_records
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.record_columns import RECORD_SCHEMA

@@ -24,9 +24,10 @@ from tests.support.foreign_engines import (
     table,
 )
 from tidelog.compaction.compact import compact
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.tables.delta_log import VERSIONS_MAX, sync_log

@@ -20,9 +20,9 @@ from tests.support.loop_brokers import (
     way,
 )
 from tests.support.records import TIME_MS
+from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
-from tidelog.compaction.retention import delete_records
 from tidelog.storage.core.errors import LogError
 
 SHORT = Grace(wal_ms=4000)

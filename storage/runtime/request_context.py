@@ -1,0 +1,9 @@
+"""Context variables of the current request: its trace context, and its client."""
+
+from contextvars import ContextVar
+
+TRACE: ContextVar[object] = ContextVar("tidelog-trace", default=None)
+"""The current request's trace context; None without tracing."""
+PRINCIPAL: ContextVar[str] = ContextVar("tidelog-principal", default="")
+"""The authenticated client of the current request; empty without authentication, and in tasks of
+the broker. A task that acts for several requests must set or clear this variable."""
