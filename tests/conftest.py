@@ -10,6 +10,7 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.support import vloop
+from tests.support.counting_s3 import RunningServer, running_counting_s3
 from tests.support.moto import Moto, running_moto
 from tests.support.properties import load_profile
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, Seaweed, running_seaweed
@@ -24,7 +25,13 @@ load_profile()
 # httpx waits for 5 s by default. On a busy machine, a first seal takes longer.
 DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.connect = 60.0
 
-STORES = ("memory", "folder", "moto", pytest.param("seaweed", marks=pytest.mark.seaweed))
+STORES = (
+    "memory",
+    "folder",
+    "moto",
+    "counting_s3",
+    pytest.param("seaweed", marks=pytest.mark.seaweed),
+)
 ID_BYTES_MAX = 24
 SYSTEM_TESTS = "tests/system/"
 _prefixes = itertools.count()
@@ -134,6 +141,12 @@ def seaweed(aws_credentials: None) -> Iterator[Seaweed]:
 @pytest.fixture(scope="session")
 def moto_server(aws_credentials: None) -> Iterator[Moto]:
     with running_moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def counting_s3(aws_credentials: None) -> Iterator[RunningServer]:
+    with running_counting_s3() as server:
         yield server
 
 
