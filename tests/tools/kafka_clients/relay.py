@@ -12,17 +12,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 
+from tests.service.kafka.every_message import every_message
 from tidelog.service.kafka.apis import API_VERSIONS
-from tidelog.service.kafka.messages import (
-    configs,
-    fetch,
-    group_offsets,
-    groups,
-    handshake,
-    metadata,
-    produce,
-    topics,
-)
+from tidelog.service.kafka.messages import handshake
 from tidelog.service.kafka.messages.compiler import decoder
 from tidelog.service.kafka.messages.header import decode_header
 
@@ -32,10 +24,9 @@ HEAD = 4096
 NAMED_SINCE = 3
 """ApiVersions has the name of the software from this version on."""
 NAMES = {
-    request.api_key: name.removesuffix("Request")
-    for module in (configs, fetch, group_offsets, groups, handshake, metadata, produce, topics)
-    for name, request in vars(module).items()
-    if getattr(request, "api_key", None) is not None and name.endswith("Request")
+    message.api_key: message.__name__.removesuffix("Request")
+    for message in every_message()
+    if message.__name__.endswith("Request")
 }
 
 Seen = dict[str, dict[str, set[int]]]
