@@ -46,7 +46,7 @@ from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
-from tidelog.storage.runtime.tasks import surviving
+from tidelog.storage.runtime.tasks import begin_duty, surviving
 from tidelog.storage.seal.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.state.cluster_state import ClusterState
@@ -262,11 +262,11 @@ class Broker:
             recovered = await asyncio.to_thread(hot_log_file.recover, hot_dir, cluster_id)
         self._log.writer.start()
         await self._recommit(recovered)
-        self._tasks.append(asyncio.create_task(self._log.poll(), name="tidelog-poll"))
+        self._tasks.append(begin_duty("poll", self._log.poll()))
         self._log.wal.begin_checkpoint()
         if self._settings.is_sealing:
             run = self._log.sealer.run(lambda: self.state)
-            self._tasks.append(asyncio.create_task(run, name="tidelog-sealer"))
+            self._tasks.append(begin_duty("seal", run))
         if not self._has_peers:
             self._start_groups()
 
@@ -299,7 +299,7 @@ class Broker:
         """
         await self._membership.join(address, port, kafka)
         self._sequencer.announcer.announce(announced_notice(Notice(self._membership.me.id)))
-        self._tasks.append(asyncio.create_task(self._membership.run(), name="tidelog-members"))
+        self._tasks.append(begin_duty("liveness", self._membership.run()))
         if kafka:
             self._tasks.append(asyncio.create_task(self._sequencer.beats.run()))
         if self._has_peers:
@@ -308,7 +308,7 @@ class Broker:
     def _start_groups(self) -> None:
         if self._settings.is_coordinating:
             run = self._coordinator.run(self.groups.rest.do_duties)
-            self._tasks.append(asyncio.create_task(run, name="tidelog-groups"))
+            self._tasks.append(begin_duty("groups", run))
 
     async def run_until_failed(self) -> None:
         """Wait until a background task fails, and raise its exception.

@@ -111,8 +111,8 @@ def _lines(health: dict[str, Any]) -> Iterator[tuple[str, str]]:
         latency = f"p50 {store['p50_ms']:g} ms, p99 {store['p99_ms']:g} ms"
         requests = f"{store['failures']:,} of {store['requests']:,} requests failed"
         yield "store", f"{latency}; {requests} in the last minute"
-    cost = f"${store['cost_a_day_usd']:.2f} a day for requests at this pace (S3 Standard)"
-    yield "commits", f"{store['commits_per_minute']:g} a minute; {cost}"
+    yield "commits", f"{store['commits_per_minute']:g} a minute"
+    yield "requests", _costs(store)
     if tails["oldest_s"] is None:
         yield "tails", "all records are sealed"
     else:
@@ -122,6 +122,18 @@ def _lines(health: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield maintenance["task"], _task(maintenance)
     if health["holds"]:
         yield "backups", f"{plural(health['holds'], 'backup')} under way: nothing is collected"
+
+
+def _costs(store: dict[str, Any]) -> str:
+    """Return the price of the requests, and its largest part with the setting that lowers it."""
+    terms: list[dict[str, Any]] = store.get("costs") or []
+    if not terms:
+        return "none in the last half hour"
+    total = sum(term["usd_a_month"] for term in terms)
+    first = terms[0]
+    lowers = f", which {first['setting']} lowers" if first["setting"] else ""
+    most = f"${first['usd_a_month']:,.2f} for {first['purpose']}{lowers}"
+    return f"${total:,.2f} a month at S3 Standard and this pace; the most is {most}"
 
 
 def _task(maintenance: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from tidelog.service.telemetry.health_rules import BrokerFacts, Facts, GroupFact
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.service.telemetry.rates import BrokerRates, RateSampler, quantile_s
+from tidelog.service.telemetry.store_costs import MONTH_S, costs
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 
@@ -33,8 +34,6 @@ RESULTS_S = 2.0
 """Timeouts of what asks the store."""
 GROUPS_MAX = 500
 """Groups in an answer: those with the largest lag. All groups are judged."""
-PUT_USD, GET_USD = 5e-6, 0.4e-6
-"""Prices of S3 Standard in us-east-1: of a PUT or LIST, and of a GET."""
 DAY_S = 86_400
 
 
@@ -63,6 +62,14 @@ class BrokerHealth(BaseModel):
     why_not_writing: str | None = None
 
 
+class RequestCost(BaseModel):
+    """The price of the requests for one purpose."""
+
+    purpose: str = Field(examples=["commits"])
+    setting: str | None = Field(description="the setting or topic config that lowers it")
+    usd_a_month: float
+
+
 class StoreHealth(BaseModel):
     """Requests to the store in the last minute, of all brokers that answered.
 
@@ -75,8 +82,10 @@ class StoreHealth(BaseModel):
     p99_ms: float | None
     commits_per_minute: float
     cost_a_day_usd: float = Field(
-        description="of the requests, at this pace, with the prices of S3 Standard; without storage"
+        description="of the requests, at the pace of the last half hour, with the prices of "
+        "S3 Standard; without storage"
     )
+    costs: list[RequestCost] = Field(description="the parts of this cost, the largest first")
 
 
 class TailsHealth(BaseModel):
@@ -242,11 +251,10 @@ def _store(signs: list[BrokerSigns]) -> StoreHealth:
         sum(counts)
         for counts in zip(*(broker_signs.store.latencies for broker_signs in signs), strict=True)
     ]
-    cost = 0.0
-    for broker_signs in signs:
-        requests = broker_signs.store.requests
-        paid = requests["create"] + requests["put"] + requests["list"]
-        cost += (paid * PUT_USD + requests["get"] * GET_USD) * DAY_S / broker_signs.seconds
+    terms = costs(
+        (broker_signs.store.counts, broker_signs.store.counts_s) for broker_signs in signs
+    )
+    usd_a_month = sum(cost.usd_a_month for cost in terms)
     p50_s, p99_s = quantile_s(latencies, 0.5), quantile_s(latencies, 0.99)
     return StoreHealth(
         requests=sum(sum(broker_signs.store.requests.values()) for broker_signs in signs),
@@ -256,7 +264,15 @@ def _store(signs: list[BrokerSigns]) -> StoreHealth:
         commits_per_minute=round(
             sum(broker_signs.commits * 60 / broker_signs.seconds for broker_signs in signs), 1
         ),
-        cost_a_day_usd=round(cost, 4),
+        cost_a_day_usd=round(usd_a_month * DAY_S / MONTH_S, 4),
+        costs=[
+            RequestCost(
+                purpose=cost.term.name,
+                setting=cost.term.setting or None,
+                usd_a_month=round(cost.usd_a_month, 4),
+            )
+            for cost in terms
+        ],
     )
 
 

@@ -35,7 +35,7 @@ from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError, TableInDoubt
-from tidelog.storage.runtime.tasks import TASK_ENDS
+from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty
 from tidelog.storage.runtime.threads import LoopThread, lower_priority
 from tidelog.storage.state.topic import Topic
 
@@ -119,7 +119,10 @@ async def maintain_once(
         await session.close()
         if is_collecting:  # also after a failure, because one topic must not stop collection
             with _noted(broker, counters, "collect"):
-                await _apart(settings, "tidelog-care", lambda own: _collect(own, counters))
+                collecting = _apart(
+                    settings, "tidelog-care", lambda own: _collect(own, counters), broker
+                )
+                await begin_duty("collection", collecting)
 
 
 @contextlib.contextmanager
@@ -140,12 +143,17 @@ async def _apart(
     settings: MaintenanceSettings,
     name: str,
     work: Callable[[MaintenanceSession], Coroutine[Any, Any, WorkResult]],
+    broker: Broker,
 ) -> WorkResult:
-    """Do the work on a thread with its own view and connections, at the lowest priority."""
+    """Do the work on a thread with its own view and connections, at the lowest priority.
+
+    The broker's counters count its requests to the store, too.
+    """
+    counters = broker.stats().store
 
     def resource() -> AbstractAsyncContextManager[MaintenanceSession]:
         lower_priority()  # of the thread that the work runs on
-        return opened_cluster(settings)
+        return opened_cluster(settings, counters=counters)
 
     lane = LoopThread(resource, name=name)
     try:
@@ -155,7 +163,7 @@ async def _apart(
         await lane.close()
 
 
-def compactor(settings: MaintenanceSettings) -> Compact:
+def compactor(settings: MaintenanceSettings, broker: Broker) -> Compact:
     """Return the work of compactions that clients start."""
     if settings.is_in_memory:
         return no_store
@@ -174,7 +182,8 @@ def compactor(settings: MaintenanceSettings) -> Compact:
                 on_rows=on_rows,
             )
 
-        return [outcome._asdict() for outcome in await _apart(settings, "tidelog-compaction", run)]
+        compacting = _apart(settings, "tidelog-compaction", run, broker)
+        return [outcome._asdict() for outcome in await begin_duty("compaction", compacting)]
 
     return work
 

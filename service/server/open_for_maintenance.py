@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from tidelog.compaction.maintenance_session import MaintenanceSession, check_exists
 from tidelog.service.settings.store import StoreSettings
 from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.metered import MeteredStore, StoreCounters
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.store.open import open_store
 from tidelog.storage.store.read_only import open_to_read
 
@@ -21,15 +23,21 @@ async def check_cluster(settings: StoreSettings) -> None:
 
 @asynccontextmanager
 async def opened_cluster(
-    settings: StoreSettings, *, report_damage: bool = True, is_reading: bool = False
+    settings: StoreSettings,
+    *,
+    report_damage: bool = True,
+    is_reading: bool = False,
+    counters: StoreCounters | None = None,
 ) -> AsyncIterator[MaintenanceSession]:
     """Open the cluster in the store of the settings.
 
     Close both at the end of the block. If `is_reading` is set, nothing is written, and the store
-    may be read-only.
+    may be read-only. Requests are counted in `counters`, if there are any.
     """
     open_it = open_to_read if is_reading else open_store
-    store = await open_it(settings.store, s3=settings.s3)
+    store: ObjectStore = await open_it(settings.store, s3=settings.s3)
+    if counters is not None:
+        store = MeteredStore(store, SystemClock(), counters=counters)
     try:
         cluster = await MaintenanceSession.open(
             store, SystemClock(), report_damage=report_damage, is_reading=is_reading

@@ -39,6 +39,7 @@ from tidelog.storage.broker import BACKGROUND_STOP_S
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.malloc import keep_freed
+from tidelog.storage.runtime.tasks import begin_duty
 
 REQUESTS_S = 10
 """Timeout of the requests under way after the port has closed."""
@@ -126,10 +127,8 @@ async def _duties(service: Service) -> AsyncIterator[None]:
     """Run the work that no request starts. Its end is awaited after the broker has closed."""
     settings, broker = service.settings, service.broker
     tasks = [
-        asyncio.create_task(
-            run_maintenance(settings, broker, service.maintenance), name="tidelog-care"
-        ),
-        asyncio.create_task(check_tables(broker), name="tidelog-tables"),
+        begin_duty("retention", run_maintenance(settings, broker, service.maintenance)),
+        begin_duty("tables", check_tables(broker)),
         asyncio.create_task(service.ports.tls.watch(), name="tidelog-tls"),
         asyncio.create_task(service.reports.rates.run(), name="tidelog-vitals"),
         asyncio.create_task(return_memory(broker, service.handshakes), name="tidelog-memory"),

@@ -142,7 +142,7 @@ class Service:
             self.maintenance,
             self._worker(),
             () if self.kafka is None else self.kafka.listener.connections,
-            compactor(settings),
+            compactor(settings, broker),
             lambda path: self._responses(path, broker.cluster.members().peers),
         )
         closing.push_async_callback(self.reports.compactions.close, BACKGROUND_STOP_S)

@@ -4,20 +4,24 @@ Rates and latencies are of the last WINDOW_STEPS samples, one for each step of t
 No sign needs a request to the store.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from itertools import islice
 
 import msgspec
 
 from tidelog.service.telemetry.maintenance_results import MaintenanceResult
+from tidelog.service.telemetry.store_costs import RequestCount, counts_between
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.store.metered import VERBS
+from tidelog.storage.store.metered import VERBS, CountedRequest
 
 WINDOW_STEPS = 12
 """Samples in the window: a minute of steps of 5 s."""
+COSTS_EVERY, COSTS_SAMPLES = WINDOW_STEPS, 30
+"""Requests are counted by what they are for over half an hour, from a sample each minute: retention
+and other duties are rare."""
 NAMES_MAX = 5
 """Names of topics and partitions in a report; the counts have all of them."""
 
@@ -28,6 +32,10 @@ class StoreSigns(msgspec.Struct):
     requests: dict[str, int]
     failures: int
     latencies: list[int]
+    counts: list[RequestCount] = []
+    """The requests of the last half hour, by what they are for."""
+    counts_s: float = 1.0
+    """The seconds in which `counts` were counted."""
 
 
 class BrokerSigns(msgspec.Struct):
@@ -69,7 +77,7 @@ class _HealthSample:
         self.failures = 0
         self.latencies = [0] * (len(SECONDS) + 1)
         if stats.store is not None:
-            self.requests = dict(stats.store.requests)
+            self.requests = stats.store.by_verb()
             self.failures = sum(stats.store.failures.values())
             counts = zip(
                 *(histogram.counts for histogram in stats.store.seconds.values()), strict=True
@@ -83,9 +91,19 @@ class SignSampler:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._samples = deque([self._sample()], maxlen=WINDOW_STEPS + 1)
+        self._steps = 0
+        self._counts = deque([self._counts_now()], maxlen=COSTS_SAMPLES + 1)
 
     def step(self) -> None:
         self._samples.append(self._sample())
+        self._steps += 1
+        if self._steps % COSTS_EVERY == 0:
+            self._counts.append(self._counts_now())
+
+    def _counts_now(self) -> tuple[float, Counter[CountedRequest]]:
+        store = self._broker.stats().store
+        counts = Counter[CountedRequest]() if store is None else store.requests.copy()
+        return self._broker.clock.boot_s(), counts
 
     def own(
         self,
@@ -101,6 +119,7 @@ class SignSampler:
             broker.stored.damaged_tails(),
         )
         failing = stats.failing_seals
+        (counts_s, counts), (old_counts_s, old_counts) = self._counts_now(), self._counts[0]
         failing_partitions = (
             (broker.state.topic_of_id(topic_id), number) for topic_id, number in failing
         )
@@ -111,6 +130,8 @@ class SignSampler:
                 {verb: now.requests[verb] - first.requests[verb] for verb in VERBS},
                 now.failures - first.failures,
                 [late - early for late, early in zip(now.latencies, first.latencies, strict=True)],
+                counts_between(old_counts, counts),
+                max(counts_s - old_counts_s, 0.001),
             ),
             clock_ms=broker.store_time.skew_ms(),
             connections=connections,

@@ -27,6 +27,7 @@ from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.state.principal_shares import TAIL_CHUNKS
 from tidelog.storage.state.tail_chunk_counts import CHUNKS_MAX
 from tidelog.storage.state.topic import Topic
+from tidelog.storage.store.metered import CountedRequest
 
 SERIES_MAX = 2000
 """Maximum partitions, and maximum topics, with series of their own. At this number, a scrape takes
@@ -131,9 +132,10 @@ def _store(stats: BrokerStats) -> Iterator[Metric]:
     if stats.store is None:
         return
     counters, label = stats.store, ["verb"]
-    requests = [([verb], count) for verb, count in counters.requests.items()]
-    yield counter("store_requests", "requests to the object store", label, requests)
-    failures = [([verb], counters.failures[verb]) for verb in counters.requests]
+    requests = [(list(request), count) for request, count in counters.requests.copy().items()]
+    doc = "requests to the object store, by what sent them, did, was asked for, and why"
+    yield counter("store_requests", doc, list(CountedRequest._fields), requests)
+    failures = [([verb], count) for verb, count in counters.failures.items()]
     doc = "requests to the object store that failed or had no answer"
     yield counter("store_request_failures", doc, label, failures)
     yield histogram(

@@ -294,7 +294,7 @@ class RateSampler:
 
     def _sample(self) -> _Sample:
         http, stats = self._http, self._broker.stats()
-        requests = {} if stats.store is None else stats.store.requests
+        requests = {} if stats.store is None else stats.store.by_verb()
         acks = [0] * (len(SECONDS) + 1)
         latencies = [http.latencies.get(route) for route in self._ack_labels]
         for latency in (*latencies, http.kafka.latencies.get(PRODUCE)):

@@ -54,7 +54,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.log_settings import SequencerSettings
 from tidelog.storage.core.model import Part
-from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception
+from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.store.object_store import upload
@@ -344,7 +344,7 @@ class Sequencer:
         self._queue[waiting] = None
         self._queue_bytes += size
         if self._drain is None or self._drain.done():
-            self._drain = asyncio.create_task(self._commit_waiting(), name="tidelog-sequencer")
+            self._drain = begin_duty("commit", self._commit_waiting())
         return waiting
 
     async def _commit_waiting(self) -> None:

@@ -16,6 +16,7 @@ BROKERS = "brokers/"
 PROBE = "probe/"
 MAINTENANCE = "maintenance/"
 
+_FOLDERS = re.compile(r"(?:^|/)(wal|checkpoints|data|brokers|probe|maintenance)(?:/|$)")
 _SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-([0-9a-f]+)\.parquet")
 _LOG_FILE = re.compile(r"/_delta_log/(\d{20})\.(json|checkpoint\.parquet)$")
 _DATA = re.compile(r"data/([0-9a-z]{2})/\1[0-9a-z]*-(\d{1,16})")
@@ -84,6 +85,21 @@ def log_version(key: str, kind: str = "") -> int | None:
     """
     match = _LOG_FILE.search(key)
     return int(match[1]) if match is not None and kind in ("", match[2]) else None
+
+
+def kind(key: str) -> str:
+    """Return the kind of an object, by its key or by a prefix of keys, for the count of requests.
+
+    The key may begin with the prefix of the cluster's store.
+    """
+    if "_delta_log" in key:
+        return "table log"
+    if key.endswith(".parquet") or "/partition=" in key:
+        return "segment"
+    match = _FOLDERS.search(key)
+    if match is not None:
+        return match[1]
+    return "cluster" if key.endswith((CLUSTER, SECRET)) else "other"
 
 
 def broker(broker_id: str) -> str:

@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.runtime.request_context import DUTY
 
 T = TypeVar("T")
 
@@ -33,6 +35,13 @@ def surviving(log: logging.Logger, duty: str) -> Iterator[None]:
         log.warning("%s failed and will be retried: %s", duty, error)
     except BaseException as error:
         log.critical("bug: %s failed and will be retried", duty, exc_info=error)
+
+
+def begin_duty(duty: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Begin a task of the broker. Its requests to the store are counted under `duty`."""
+    context = copy_context()
+    context.run(DUTY.set, duty)
+    return asyncio.create_task(work, name=f"tidelog-{duty}", context=context)
 
 
 def retrieve_exception(future: "asyncio.Future[Any]") -> None:

@@ -10,6 +10,8 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from tidelog.storage.core.errors import Unavailable
@@ -58,7 +60,9 @@ class LoopThread(Generic[T]):
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         for future in (self._live, self._ended):
             future.set_running_or_notify_cancel()  # a cancelled waiter cannot cancel it for others
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # In the context of the caller: requests to the store are counted under its duty.
+        run = partial(copy_context().run, self._run)
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
 
     async def open(self) -> None:
         self._thread.start()

@@ -1,44 +1,84 @@
 """A wrapper of an object store that counts requests (the cost), bytes, latencies and failures.
 
 It wraps any store, for one broker. It counts calls of the `ObjectStore` interface. It does not see
-retries inside the SDK. It also does not see the requests by which Delta's own client commits to a
-table. It adds a microsecond to a call that takes milliseconds.
+retries inside the SDK. Delta's own client goes past it: storage.tables.delta_requests counts for
+it. It adds a microsecond to a call that takes milliseconds.
 """
 
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, ObjectNotFound
 from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.observer import NO_OBSERVER, ObservedRequest, Observer
+from tidelog.storage.runtime.request_context import DUTY
 from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
 
 VERBS: Final = ("create", "put", "get", "list", "delete")
+OWN, DELTALAKE = "tidelog", "deltalake"
+"""The clients of a store in this process."""
 PAGE: Final = 1000
 """Number of objects in one page of an S3 listing."""
+NOT_OF_ONE_OBJECT: Final = {"list", "delete"}
+"""Verbs of calls that the observer does not get."""
+
+
+class CountedRequest(NamedTuple):
+    """The fields by which requests are counted.
+
+    `verb` is one of VERBS, of which `create` is the conditional PUT. `kind` is the kind of the
+    object, or of the listed ones (`object_keys.kind`). `duty` is why the broker sent it.
+    """
+
+    client: str
+    verb: str
+    kind: str
+    duty: str
 
 
 class StoreCounters:
-    """Counters by verb since the process started. `create` is the conditional PUT."""
+    """Counters since the process started. Threads may count."""
 
     def __init__(self) -> None:
-        self.requests = dict.fromkeys(VERBS, 0)
+        self.requests: Counter[CountedRequest] = Counter()
+        self._lock = threading.Lock()
         self.failures = dict.fromkeys(VERBS, 0)
         self.seconds = {verb: Histogram() for verb in VERBS}
         self.bytes_written = 0
         self.bytes_read = 0
 
+    def count(self, verb: str, key: str, requests: int = 1, *, client: str = OWN) -> None:
+        """Count requests for an object, or of a listing, under the duty of the current task."""
+        request = CountedRequest(client, verb, object_keys.kind(key), DUTY.get())
+        with self._lock:
+            self.requests[request] += requests
+
+    def by_verb(self) -> dict[str, int]:
+        counts = dict.fromkeys(VERBS, 0)
+        for request, count in self.requests.copy().items():
+            counts[request.verb] += count
+        return counts
+
 
 class MeteredStore:
     """The wrapper of store `inner`. Safe for concurrent tasks of one event loop."""
 
-    def __init__(self, inner: ObjectStore, clock: Clock, observer: Observer = NO_OBSERVER) -> None:
+    def __init__(
+        self,
+        inner: ObjectStore,
+        clock: Clock,
+        observer: Observer = NO_OBSERVER,
+        counters: StoreCounters | None = None,
+    ) -> None:
         self.inner = inner
-        self.counters = StoreCounters()
+        self.counters = StoreCounters() if counters is None else counters
         self.boot_s = clock.boot_s
         self.observer = None if observer is NO_OBSERVER else observer
 
@@ -88,11 +128,11 @@ class MeteredStore:
         """
         now_s = self.boot_s
         object_count = 0
-        timed = _Timed(self, "list")
+        timed = _Timed(self, "list", prefix)
         with timed:
             async for info in self.inner.list(prefix, start_after=start_after):
                 if object_count and object_count % PAGE == 0:
-                    self.counters.requests["list"] += 1
+                    self.counters.count("list", prefix)
                 object_count += 1
                 yielded_s = now_s()
                 try:
@@ -101,7 +141,8 @@ class MeteredStore:
                     timed.skip(now_s() - yielded_s)
 
     async def delete(self, keys: Iterable[str]) -> None:
-        with _Timed(self, "delete"):
+        keys = [*keys]
+        with _Timed(self, "delete", keys[0] if keys else ""):
             await self.inner.delete(keys)
 
     async def close(self) -> None:
@@ -111,8 +152,8 @@ class MeteredStore:
 class _Timed:
     """A context manager that counts one call.
 
-    ObjectNotFound counts as an answer, not as a failure. If the call has a key, which means it is
-    for one object, the observer gets the call too.
+    ObjectNotFound counts as an answer, not as a failure. If the call is for one object, the
+    observer gets the call too.
     """
 
     __slots__ = ("_key", "_observed", "_size", "_started_s", "_store", "_verb")
@@ -128,9 +169,9 @@ class _Timed:
 
     def __enter__(self) -> ObservedRequest | None:
         store = self._store
-        store.counters.requests[self._verb] += 1
+        store.counters.count(self._verb, self._key)
         self._started_s = store.boot_s()
-        if store.observer is None or not self._key:
+        if store.observer is None or self._verb in NOT_OF_ONE_OBJECT:
             return None
         self._observed = store.observer.request(self._verb, self._key, self._size)
         return self._observed.__enter__()

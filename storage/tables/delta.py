@@ -59,6 +59,7 @@ from tidelog.storage.runtime.threads import lower_priority
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables import delta_log
 from tidelog.storage.tables.delta_json import interval_ms, statistics, transactions_of
+from tidelog.storage.tables.delta_requests import CHECKPOINT_INTERVAL, DeltaRequests
 from tidelog.storage.tables.foreign_commits import served
 from tidelog.storage.tables.manifest import (
     NO_RESET,
@@ -116,8 +117,6 @@ Ts = TypeVarTuple("Ts")
 TABLE_SCHEMA = pa.schema([*RECORD_SCHEMA, pa.field("partition", pa.int32())])
 """The table's columns: the columns of a segment, and the partition from the segment's path."""
 
-CHECKPOINT_INTERVAL = 50
-"""Commits between two checkpoints. To open a table, deltalake reads at most this many commits."""
 _LOG_RETENTION = "delta.logRetentionDuration"
 _PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -175,6 +174,7 @@ class DeltaManifest:
         self._store = store
         self._prefix = prefix
         self._delta = _Delta(store.table_uri(prefix), name, clock or SystemClock())
+        self._requests = DeltaRequests(store, prefix)
         self._turn = asyncio.Lock()
         self._view: ManifestVersion | None = None
         self._served: ManifestVersion | None = None
@@ -274,6 +274,7 @@ class DeltaManifest:
             await self._check(change)
             if change.removed and not (self._view and self._view.has(change.removed)):
                 raise ManifestConflict("files to remove are not in the table: refresh, plan again")
+            self._requests.count_commit(self._delta.version + 1)
             await self._call(_commits, self._delta.commit, change)
         except (ManifestConflict, DeltaError, OSError) as error:
             return error
@@ -282,17 +283,23 @@ class DeltaManifest:
     async def _create(self) -> None:
         """Create the table. If another process created it first, load that table."""
         options = await self._options()
+        self._requests.count_create()
         problem = await self._call(_commits, self._delta.create, options)
         if (await self._refresh(_commits)).version < 0:
             raise Unavailable(f"table {self._prefix} cannot be created: {_why(problem)}")
 
     async def _refresh(self, pool: Executor) -> ManifestVersion:
         options = await self._options()
+        old_version = self._delta.version
         try:
             await self._call(pool, self._delta.refresh, options)
         except Unavailable:
             await delta_log.find_damage(self._store, self._prefix)
             raise
+        if old_version < 0:
+            self._requests.count_open(self._delta.version)
+        else:
+            self._requests.count_update(old_version, self._delta.version)
         return await self._follow(pool)
 
     async def _follow(self, pool: Executor) -> ManifestVersion:
@@ -311,6 +318,7 @@ class DeltaManifest:
 
     async def _files_at(self, version: int) -> SegmentColumns | None:
         options = await self._options()
+        self._requests.count_open(version)
         return await self._call(_reads, self._delta.files_at, version, self._prefix, options)
 
     async def _transactions_at(self, version: int) -> dict[str, int | None]:
@@ -337,6 +345,7 @@ class DeltaManifest:
         await self._follow(_reads)
         if app_id not in self._transactions:
             call = self._delta.transaction_version
+            self._requests.count_transaction_search(self._delta.version)
             self._transactions[app_id] = await self._call(_reads, call, app_id)
         return self._transactions[app_id]
 

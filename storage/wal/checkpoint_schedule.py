@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidelog.storage.runtime.tasks import surviving
+from tidelog.storage.runtime.tasks import begin_duty, surviving
 from tidelog.storage.wal.wal_objects import WalObjects
 
 log = logging.getLogger("tidelog.wal")
@@ -51,7 +51,7 @@ class CheckpointSchedule:
             self._begun_s = now_s
             self._seq = seq
             self._committed = committed
-            self._writing = asyncio.create_task(self._write(write))
+            self._writing = begin_duty("checkpoint", self._write(write))
 
     def write_now(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
         """If there is no checkpoint after entry `seq`, let `write` write one.
@@ -61,7 +61,7 @@ class CheckpointSchedule:
         """
         if seq > self._seq and (self._writing is None or self._writing.done()):
             self._seq = seq
-            self._writing = asyncio.create_task(self._write(write))
+            self._writing = begin_duty("checkpoint", self._write(write))
 
     async def write_last(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
         """Wait for the checkpoint that is being written, do as `write_now`, and wait again."""

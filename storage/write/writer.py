@@ -35,7 +35,7 @@ from tidelog.storage.core.histogram import BYTES, COUNTS, Histogram
 from tidelog.storage.core.log_settings import WriterSettings
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
-from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception, surviving
+from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception, surviving
 from tidelog.storage.state.idempotency_records import another_request, recall
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.view import Committer, WalView
@@ -153,7 +153,7 @@ class Writer:
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self.task = asyncio.create_task(self._run(), name="tidelog-writer")
+        self.task = begin_duty("commit", self._run())
         self._watch = asyncio.create_task(self._watch_deadlines(), name="tidelog-deadlines")
 
     def flush_without_delay(self) -> None:

@@ -1,16 +1,24 @@
 """The cost table of BENCHMARKS: its dollars follow from its rates and S3's list prices."""
 
-import re
-from pathlib import Path
+import pytest
 
-from tests.tools.bench.costs import CASES, Rates, row
+from tests.tools.bench.costs import CASES, COLUMNS, GET_DOLLARS, PUT_DOLLARS, SECONDS_A_MONTH
+from tests.tools.bench.publish import PAGE, rows_of
 
-PAGE = Path(__file__).parents[2] / "deploy" / "BENCHMARKS.md"
+ROUNDED = 0.03
+"""A rate is printed with three digits."""
 
 
 def test_dollars_are_rates_by_prices() -> None:
-    text = PAGE.read_text().partition("## What it costs")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]+) \| \$[\d.,]+ \|$", text, re.MULTILINE)
-    assert [title for title, _, _ in rows] == [case.title for case in CASES]
-    for case, (_, puts, gets) in zip(CASES, rows, strict=True):
-        assert row(case, Rates(float(puts), float(gets))) in text
+    columns, *rows = rows_of(PAGE.read_text(encoding="utf-8"), "costs")
+    assert columns == [*COLUMNS]
+    titles = [title.partition(" (")[0] for title, *_ in rows]
+    assert titles[1:] == [case.title.partition(" (")[0] for case in CASES]
+    for title, puts, lists, gets, _, dollars, _ in rows:
+        price = (_number(puts) + _number(lists)) * PUT_DOLLARS + _number(gets) * GET_DOLLARS
+        expected = pytest.approx(price * SECONDS_A_MONTH, rel=ROUNDED, abs=0.01)
+        assert _number(dollars.lstrip("$")) == expected, title
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
@@ -45,7 +45,7 @@ _KINDS = re.compile(r"(?:^|/)(wal|checkpoints|data|brokers|probe|maintenance)/")
 
 
 class Request(NamedTuple):
-    """What requests have in common that are counted together.
+    """The fields by which requests are counted.
 
     `client` is `tidelog`, `deltalake` or the beginning of a User-Agent; `verb` is PUT, GET, HEAD,
     LIST, POST or DELETE, `kind` the kind of the object or of the listed prefix.
@@ -114,6 +114,7 @@ class CountingS3:
         application = web.Application(client_max_size=BODY_BYTES_MAX)
         application.router.add_get(f"/{CONTROL}/counts", self._get_counts)
         application.router.add_post(f"/{CONTROL}/reset", self._reset)
+        application.router.add_post(f"/{CONTROL}/latency", self._set_latency)
         application.router.add_route("*", "/{bucket}{key:(?:/.*)?}", self._serve)
         return application
 
@@ -132,6 +133,11 @@ class CountingS3:
     async def _reset(self, _: web.Request) -> web.Response:
         for counter in (self.counts, self.bytes_in, self.bytes_out):
             counter.clear()
+        return web.Response()
+
+    async def _set_latency(self, request: web.Request) -> web.Response:
+        values = {name: float(text) for name, text in request.query.items()}
+        self._latency = Latency(**values)
         return web.Response()
 
     # -- S3
@@ -355,7 +361,8 @@ def _span(header: str, size: int) -> range | None:
 
 def _unchunked(body: bytes) -> bytes:
     """Return the content of a body in chunks with signatures or a trailer."""
-    parts, place = [], 0
+    parts: list[bytes] = []
+    place = 0
     while True:
         end = body.index(b"\r\n", place)
         size = int(body[place:end].partition(b";")[0], 16)
@@ -419,24 +426,27 @@ class RunningServer(NamedTuple):
         return Counts(requests, document["bytes_in"], document["bytes_out"], document["objects"])
 
     def reset(self) -> None:
-        url = f"{self.endpoint_url}/{CONTROL}/reset"
+        self._post("reset")
+
+    def set_latency(self, latency: Latency) -> None:
+        self._post(f"latency?{urlencode(latency._asdict())}")
+
+    def _post(self, path: str) -> None:
+        url = f"{self.endpoint_url}/{CONTROL}/{path}"
         urllib.request.urlopen(urllib.request.Request(url, method="POST")).close()
 
 
 @contextmanager
 def running_counting_s3(latency: Latency = NO_LATENCY) -> Iterator[RunningServer]:
     """Run a server in a process of its own, on 127.0.0.1."""
-    options = [
-        f"--put-ms={latency.write_s * 1000}",
-        f"--get-ms={latency.read_s * 1000}",
-        *([] if math.isinf(latency.bytes_per_s) else [f"--mb-s={latency.bytes_per_s / 1e6}"]),
-    ]
-    command = [sys.executable, "-m", "tests.support.counting_s3", *options]
+    command = [sys.executable, "-m", "tests.support.counting_s3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            yield RunningServer(f"http://127.0.0.1:{port}", BUCKET)
+            server = RunningServer(f"http://127.0.0.1:{port}", BUCKET)
+            server.set_latency(latency)
+            yield server
         finally:
             process.terminate()
 

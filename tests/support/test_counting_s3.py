@@ -1,4 +1,4 @@
-"""What the counting server counts: each request once, with its client, verb and kind of object."""
+"""The counting server counts each request once, with its client, verb and kind of object."""
 
 import random
 import statistics

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.bench import limits, load, peers
+from tests.support.counting_s3 import RunningServer
+from tests.tools.bench import costs, limits, load, peers
 from tests.tools.bench.bodies import Requests, pool
 from tests.tools.bench.processes import Watch
 from tests.tools.bench.rates import partitions, sealing, sustained
@@ -107,3 +108,13 @@ def test_a_watch_tells_threads_apart() -> None:
     assert watch.cpu.background_s == pytest.approx(0.15, abs=0.05)
     assert watch.cpu.others_s == pytest.approx(0.15, abs=0.05)
     assert watch.resident_at(0.5) > 0
+
+
+def test_costs(counting_s3: RunningServer, tmp_path: Path) -> None:
+    case = costs.Case("a case", topics=1, seals=1, records_s=50, readers=1, is_probed=True)
+    measurement = costs.measured(case, counting_s3, tmp_path / "case", 1.0)
+    assert measurement.produced > 0
+    assert measurement.cost.of("PUT") > 0
+    assert measurement.cost.row(case.title)[-1].startswith("PUT wal: $")
+    seal_cost = costs.seal_cost(counting_s3, tmp_path / "seals", 2)
+    assert 0 < seal_cost.of_deltalake < 1

@@ -148,7 +148,7 @@ function Costs({ rates, prices, setPrices, day }) {
       <tbody>${rows.map(([key, name, perSecond]) => html`<tr key=${key}><td>${name}</td>
         <td class="right">${rate(perSecond)}</td><td class="right low">${short((perSecond || 0) * DAY_S)}</td>
         <td class="right">${prices[key]}</td><td class="right">${dollars(day[key])}</td></tr>`)}</tbody>
-      <tfoot><tr><td colspan="3">Not included: storage, traffic, and all requests for tables: $0.12 to $0.28 a month for each topic and broker, and the seals</td>
+      <tfoot><tr><td colspan="3">Included: the requests of Delta's client, by what it reads and writes. Not included: storage and traffic</td>
         <td class="low"></td><td class="right"><strong>${dollars(day.total)}</strong></td></tr></tfoot>
     </table></div>
     ${edits && html`<${Prices} prices=${prices} onClose=${() => setEdits(false)} onSave=${(saved) => { setPrices(saved); setEdits(false); }} />`}

@@ -42,7 +42,7 @@ async def test_each_page_is_a_request(count: int, pages: int) -> None:
     clock = ManualClock()
     store = MeteredStore(Slow(clock, count), clock)
     assert len([info async for info in store.list("a/")]) == count
-    assert store.counters.requests["list"] == pages
+    assert store.counters.by_verb()["list"] == pages
 
 
 async def test_pages_of_a_listing_that_is_left_early_are_counted() -> None:
@@ -52,7 +52,7 @@ async def test_pages_of_a_listing_that_is_left_early_are_counted() -> None:
     for _ in range(2 * PAGE + 1):
         await anext(listing)
     await listing.aclose()
-    assert store.counters.requests["list"] == 3
+    assert store.counters.by_verb()["list"] == 3
     assert sum(store.counters.seconds["list"].counts) == 1
     assert store.counters.failures["list"] == 0
 
@@ -62,4 +62,4 @@ async def test_a_listing_that_fails_is_a_failure() -> None:
     store = MeteredStore(Slow(clock, 10, failing=5), clock)
     with pytest.raises(Unavailable):
         [info async for info in store.list("a/")]
-    assert (store.counters.requests["list"], store.counters.failures["list"]) == (1, 1)
+    assert (store.counters.by_verb()["list"], store.counters.failures["list"]) == (1, 1)

@@ -1,120 +1,385 @@
-"""Requests of a cluster to its store, and their price on S3 Standard: BENCHMARKS.
+"""Requests of a cluster to its store, and their price on S3 Standard.
 
-    python -m tests.tools.bench.costs [--seconds 60]
+Brokers are real processes. Their store is the counting server, which sees all requests, those of
+Delta's own client too; a PUT takes 60 ms and a GET 30 ms there. Rates do not depend on how fast
+this machine is, as long as it keeps up.
 
-Brokers as real processes on a folder, whose requests they count themselves (those of the Delta
-tables are counted by what is there afterwards); one producer sends a record every 20 ms where there
-is load. Rates do not depend on how fast the store is, but for flushes without an interval.
+Retention looks at each table every 5 minutes. Here it does so every ROUND_S seconds, and what it
+asks of the tables is divided by how much more often that is.
 """
 
-import argparse
-import sys
-import tempfile
+import asyncio
+import contextlib
+import itertools
+import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from deploy.demo.broker_process import BrokerProcess
 from deploy.local.cluster import Store, brokers
 from tests.support.broker import until
+from tests.support.counting_s3 import (
+    NO_LATENCY,
+    Counts,
+    Latency,
+    Request,
+    RunningServer,
+    running_counting_s3,
+)
+from tests.support.ports import free_port
+from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
+from tests.tools.bench.report import Table, number
 
 SECONDS_A_MONTH = 2_628_000
-PUT_DOLLARS = 5 / 1e6
-GET_DOLLARS = 0.4 / 1e6
-PUTS = ("create", "put", "list")
-"""Verbs that S3 charges as a PUT."""
+PUT_DOLLARS, GET_DOLLARS = 5 / 1e6, 0.4 / 1e6
+DOLLARS = {"PUT": PUT_DOLLARS, "POST": PUT_DOLLARS, "LIST": PUT_DOLLARS, "DELETE": 0.0}
+"""Of a request by its verb; any other has the price of a GET."""
+S3_STANDARD = Latency(write_s=0.06, read_s=0.03, bytes_per_s=80e6)
+RETENTION_S, ROUND_S = 300.0, 20.0
+"""Time between two looks of retention: the default, and here."""
+TABLE_KINDS = {"table log", "segment"}
+PROBE_S = 2.0
+RECORD_BYTES = 100
+PARTITIONS = 6
 JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
+COLUMNS = ("cluster", "PUT/s", "LIST/s", "GET/s", "of Delta's client", "a month", "the most of it")
 
 
 class Case(NamedTuple):
-    """A cluster, and whether a client produces."""
+    """A cluster and what clients do to it.
+
+    `topics` have `seals` segments each before the measurement. `records_s` are produced a second,
+    to the brokers in turn, over `partitions`. `readers` wait at the end by REST. If `is_zoned`,
+    each broker has a zone of its own, and a Kafka consumer in the last one reads all partitions.
+    """
 
     title: str
-    brokers: int
-    is_busy: bool
-    flush_interval_ms: int = 0
+    brokers: int = 1
+    topics: int = 0
+    seals: int = 0
+    records_s: float = 0.0
+    flush_interval_ms: int | None = None
+    partitions: int = PARTITIONS
+    readers: int = 0
+    is_probed: bool = False
+    is_zoned: bool = False
+
+    @property
+    def settings(self) -> dict[str, object]:
+        interval = self.flush_interval_ms
+        return {
+            "retention_check_interval_ms": int(ROUND_S * 1000) if self.topics else 0,
+            **({} if interval is None else {"flush_interval_ms": interval}),
+        }
 
 
 CASES: Sequence[Case] = (
-    Case("one broker, idle", 1, is_busy=False),
-    Case("three brokers, idle", 3, is_busy=False),
-    Case("one broker, constant load, `flush_interval_ms=250`", 1, True, 250),
-    Case("three brokers, the same", 3, True, 250),
-    Case("three brokers, `flush_interval_ms=1000`", 3, True, 1000),
+    Case("1 broker, idle"),
+    Case("3 brokers, idle", 3),
+    Case("the same, 30 REST readers at the end, `/ready` each 2 s", 3, readers=30, is_probed=True),
+    Case("3 brokers, idle, 10 topics with 26 segments", 3, topics=10, seals=26),
+    Case("3 brokers, idle, 100 topics with 3 segments", 3, topics=100, seals=3),
+    Case("1 broker, 50 records/s", 1, records_s=50),
+    Case("1 broker, 50 records/s, `flush_interval_ms=250`", 1, records_s=50, flush_interval_ms=250),
+    Case("3 brokers, the same", 3, records_s=50, flush_interval_ms=250),
+    Case("3 brokers, `flush_interval_ms=1000`", 3, records_s=50, flush_interval_ms=1000),
+    Case(
+        "2 zones, 100 partitions, read in the other zone",
+        2,
+        records_s=400,
+        flush_interval_ms=250,
+        partitions=100,
+        is_zoned=True,
+    ),
 )
+SEALS = 20
+"""Of the row that counts the requests of one seal."""
+SEAL_S = 600.0
+"""`segment.ms` by default."""
+SETTLED_S = 2.0
+"""Before a measurement: requests of the start are none of a month's."""
 
 
-class Rates(NamedTuple):
-    """Requests a second."""
+class Cost(NamedTuple):
+    """Requests a second by what they have in common."""
 
-    puts: float
-    gets: float
+    rates: dict[Request, float]
+
+    def of(self, *verbs: str) -> float:
+        return sum(rate for request, rate in self.rates.items() if request.verb in verbs)
+
+    @property
+    def of_deltalake(self) -> float:
+        """The share of Delta's client in the price."""
+        total = self.dollars
+        rates = {key: rate for key, rate in self.rates.items() if key.client == "deltalake"}
+        return Cost(rates).dollars / total if total else 0.0
 
     @property
     def dollars(self) -> float:
         """A month."""
-        return SECONDS_A_MONTH * (self.puts * PUT_DOLLARS + self.gets * GET_DOLLARS)
+        return sum(_dollars(request, rate) for request, rate in self.rates.items())
+
+    @property
+    def largest(self) -> str:
+        """The requests that cost most: verb and kind of object."""
+        sums: Counter[str] = Counter()
+        for request, rate in self.rates.items():
+            sums[f"{request.verb} {request.kind}"] += _dollars(request, rate)  # type: ignore[assignment]
+        if not sums:
+            return ""
+        ((name, dollars),) = sums.most_common(1)
+        return f"{name}: ${dollars:,.2f}"
+
+    def row(self, title: str) -> tuple[str, ...]:
+        return (
+            title,
+            number(self.of("PUT", "POST")),
+            number(self.of("LIST")),
+            number(self.of("GET", "HEAD")),
+            f"{100 * self.of_deltalake:.0f} %",
+            f"${self.dollars:,.2f}",
+            self.largest,
+        )
 
 
-def requests(broker_processes: Sequence[BrokerProcess]) -> dict[str, float]:
-    """By verb, of all of them so far."""
-    count_by_verb: dict[str, float] = {}
-    for broker in broker_processes:
-        text = httpx.get(f"{broker.base_url}/metrics").raise_for_status().text
-        for line in text.splitlines():
-            if line.startswith("tidelog_store_requests_total{"):
-                verb = line.partition('"')[2].partition('"')[0]
-                count_by_verb[verb] = count_by_verb.get(verb, 0.0) + float(line.split()[-1])
-    return count_by_verb
+def _dollars(request: Request, rate: float) -> float:
+    return SECONDS_A_MONTH * rate * DOLLARS.get(request.verb, GET_DOLLARS)
 
 
-def measured(case: Case, seconds: float) -> Rates:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        store = Store((folder / "store").as_uri())
-        with brokers(
-            case.brokers, store, folder, flush_interval_ms=case.flush_interval_ms
-        ) as cluster:
-            live_line = f"tidelog_live_brokers {case.brokers}.0"
-            until(
-                lambda: all(live_line in httpx.get(f"{b.base_url}/metrics").text for b in cluster)
-            )
-            topic = {"topic_name": "t", "partitions_count": 6}
-            httpx.post(f"{cluster[0].base_url}/admin/topics", json=topic).raise_for_status()
-            time.sleep(2)  # the start's own requests are none of a month's
-            old_counts, began = requests(cluster), time.monotonic()
-            with httpx.Client() as client:
-                number = 0
-                while time.monotonic() < began + seconds:
-                    if case.is_busy:
-                        url = f"{cluster[number % len(cluster)].base_url}/topics/t?acks=0"
-                        body = {"records": [{"value": "x" * 100}]}
-                        client.post(url, json=body, headers=JSON).raise_for_status()
-                        number += 1
-                    time.sleep(0.02)
-            took, new_counts = time.monotonic() - began, requests(cluster)
-    rates = {verb: (count - old_counts.get(verb, 0.0)) / took for verb, count in new_counts.items()}
-    puts = sum(rates.get(verb, 0.0) for verb in PUTS)
-    return Rates(round(puts, 2), round(rates.get("get", 0.0), 2))
+def cost_of(counts: Counts, seconds: float, *, has_tables: bool = False) -> Cost:
+    """Return the rates of a measurement. `has_tables`: retention looked each ROUND_S seconds."""
+    rates = {}
+    for request, count in counts.requests.items():
+        is_of_retention = has_tables and request.kind in TABLE_KINDS
+        rates[request] = count / seconds * (ROUND_S / RETENTION_S if is_of_retention else 1.0)
+    return Cost(rates)
 
 
-def row(case: Case, rates: Rates) -> str:
-    """Of the cost table in deploy/BENCHMARKS.md."""
-    return f"| {case.title} | {rates.puts:.2f} | {rates.gets:.2f} | ${rates.dollars:,.2f} |"
+# -- a cluster and its clients
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.bench.costs")
-    parser.add_argument("--seconds", type=float, default=60)
-    seconds = parser.parse_args().seconds
-    for case in CASES:
-        sys.stdout.write(row(case, measured(case, seconds)) + "\n")
-        sys.stdout.flush()
-    return 0
+@contextlib.contextmanager
+def cluster_of(
+    case: Case, server: RunningServer, folder: Path
+) -> Iterator[Sequence[BrokerProcess]]:
+    """Run the brokers of a case on a new store of the server."""
+    store = Store(
+        f"s3://{server.bucket}/{folder.name}",
+        {"s3_endpoint": server.endpoint_url, "s3_region": REGION},
+        {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY},
+    )
+    folder.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        if case.is_zoned:
+            cluster = []
+            for number_of_broker in range(case.brokers):
+                zoned = {"zone": f"zone-{number_of_broker}", "kafka_port": free_port()}
+                name = f"broker-{number_of_broker + 1}"
+                settings = {"broker_id": name, "hot_dir": folder / name, **store.settings}
+                process = BrokerProcess(
+                    store.url,
+                    folder / f"{name}.log",
+                    {**settings, **zoned, **case.settings},
+                    {**os.environ, **store.environment},
+                )
+                stack.callback(process.kill)
+                process.start()
+                cluster.append(process)
+            yield cluster
+        else:
+            yield stack.enter_context(brokers(case.brokers, store, folder, **case.settings))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+class Clients:
+    """The clients of a cluster."""
+
+    def __init__(self, case: Case, cluster: Sequence[BrokerProcess]) -> None:
+        self._case = case
+        self._urls = [broker.base_url for broker in cluster]
+        self._cluster = cluster
+        self.produced = 0
+        self.consumed = 0
+
+    def works(self) -> list[Callable[[httpx.AsyncClient], Awaitable[None]]]:
+        works: list[Callable[[httpx.AsyncClient], Awaitable[None]]] = []
+        if self._case.records_s:
+            works.append(self._produce)
+        if self._case.is_probed:
+            works.append(self._probe)
+        if self._case.is_zoned:
+            works.append(self._consume)
+        return works + [self._read_end] * self._case.readers
+
+    async def run(self, seconds: float) -> None:
+        """Do all of it for some time."""
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as http:
+            tasks = [asyncio.create_task(_forever(work, http)) for work in self.works()]
+            await asyncio.sleep(seconds)
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, Exception)]
+        if errors:
+            raise errors[0]
+
+    async def _produce(self, http: httpx.AsyncClient) -> None:
+        """Send the records of one request to each partition in turn, at the case's pace."""
+        case = self._case
+        urls = self._urls[:1] if case.is_zoned else self._urls
+        a_request = max(1, round(case.records_s / 50))
+        numbers, next_s = itertools.count(), time.monotonic()
+        partitions = itertools.cycle(range(case.partitions))
+        while True:
+            records = [
+                {"value": "x" * RECORD_BYTES, "partition": next(partitions)}
+                for _ in range(a_request)
+            ]
+            url = f"{urls[next(numbers) % len(urls)]}/topics/t?acks=0"
+            answer = await http.post(url, json={"records": records}, headers=JSON)
+            answer.raise_for_status()
+            self.produced += a_request
+            next_s += a_request / case.records_s
+            await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+
+    async def _probe(self, http: httpx.AsyncClient) -> None:
+        for url in self._urls:
+            await http.get(f"{url}/ready")
+        await asyncio.sleep(PROBE_S)
+
+    async def _read_end(self, http: httpx.AsyncClient) -> None:
+        """Wait for a second at the end of a partition."""
+        url = f"{self._urls[0]}/topics/t/partitions/0"
+        end = (await http.get(f"{url}/offsets")).raise_for_status().json()["end_offset"]
+        while True:
+            options = {"offset": end, "timeout": 1000}
+            (await http.get(f"{url}/records", params=options)).raise_for_status()
+
+    async def _consume(self, _: httpx.AsyncClient) -> None:
+        port = self._cluster[-1].settings["kafka_port"]
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=f"127.0.0.1:{port}",
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+        )
+        await consumer.start()
+        try:
+            places = [TopicPartition("t", part) for part in range(self._case.partitions)]
+            consumer.assign(places)
+            await consumer.seek_to_beginning(*places)
+            while True:
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    self.consumed += len(records)
+        finally:
+            await consumer.stop()
+
+
+async def _forever(
+    work: Callable[[httpx.AsyncClient], Awaitable[None]], http: httpx.AsyncClient
+) -> None:
+    while True:
+        await work(http)
+
+
+def _create_topic(broker: BrokerProcess, name: str, partitions: int, **configs: str) -> None:
+    texts = {key.replace("_", "."): text for key, text in configs.items()}
+    body = {"topic_name": name, "partitions_count": partitions, "configs": texts}
+    httpx.post(f"{broker.base_url}/admin/topics", json=body, timeout=60).raise_for_status()
+
+
+def _seal(broker: BrokerProcess, topic: str, seals: int) -> None:
+    """Give a topic so many segments."""
+    for _ in range(seals):
+        body = {"records": [{"value": "x" * RECORD_BYTES}]}
+        url = f"{broker.base_url}/topics/{topic}"
+        httpx.post(url, json=body, headers=JSON, timeout=60).raise_for_status()
+        sealing_url = f"{broker.base_url}/admin/topics/{topic}/seal"
+        httpx.post(sealing_url, timeout=60).raise_for_status()
+
+
+def _meet(cluster: Sequence[BrokerProcess]) -> None:
+    line = f"tidelog_live_brokers {len(cluster)}.0"
+    until(lambda: all(line in httpx.get(f"{broker.base_url}/metrics").text for broker in cluster))
+
+
+# -- the part of `make bench`
+
+
+class Measurement(NamedTuple):
+    """The cost of a case, and the records that clients produced and consumed in it."""
+
+    cost: Cost
+    produced: int
+    consumed: int
+
+
+def measured(case: Case, server: RunningServer, folder: Path, seconds: float) -> Measurement:
+    """Run a case for some time; return its cost."""
+    server.set_latency(NO_LATENCY)
+    with cluster_of(case, server, folder) as cluster:
+        _meet(cluster)
+        _create_topic(cluster[0], "t", case.partitions)
+        names = [f"sealed-{number_of_topic}" for number_of_topic in range(case.topics)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda name: _create_topic(cluster[0], name, 1), names))
+            list(pool.map(lambda name: _seal(cluster[0], name, case.seals), names))
+        server.set_latency(S3_STANDARD)
+        clients = Clients(case, cluster)
+        asyncio.run(clients.run(SETTLED_S))
+        server.reset()
+        produced, consumed, began_s = clients.produced, clients.consumed, time.monotonic()
+        asyncio.run(clients.run(seconds))
+        counts, took_s = server.counts(), time.monotonic() - began_s
+    cost = cost_of(counts, took_s, has_tables=bool(case.topics))
+    return Measurement(cost, clients.produced - produced, clients.consumed - consumed)
+
+
+def seal_cost(server: RunningServer, folder: Path, seals: int) -> Cost:
+    """Return the cost of a topic that is sealed each SEAL_S seconds."""
+    server.set_latency(NO_LATENCY)
+    case = Case("seals")
+    with cluster_of(case, server, folder) as (broker,):
+        _create_topic(broker, "t", 1)
+        _seal(broker, "t", 1)
+        server.reset()
+        _seal(broker, "t", seals)
+        counts = server.counts()
+    of_seals = Counter(
+        {
+            request: count
+            for request, count in counts.requests.items()
+            if request.kind in TABLE_KINDS or request.client == "deltalake"
+        }
+    )
+    # Each record is an entry, and each seal is one.
+    entries = counts.of(verb="PUT", kind="wal", status=200) - seals
+    of_seals[Request("tidelog", "PUT", "wal", 200)] = entries
+    return cost_of(counts._replace(requests=of_seals), seals * SEAL_S)
+
+
+def measure(folder: Path, *, is_quick: bool) -> Table:
+    seconds = ROUND_S * (1 if is_quick else 3)
+    rows = []
+    with running_counting_s3() as server:
+        cost = seal_cost(server, folder / "seals", SEALS)
+        rows.append(cost.row("a topic that is sealed each 10 minutes"))
+        for place, case in enumerate(CASES):
+            measurement = measured(case, server, folder / str(place), seconds)
+            title = case.title
+            if case.is_zoned:
+                read = measurement.consumed / max(1, measurement.produced)
+                title = f"{title} ({100 * read:.0f} % of the records)"
+            rows.append(measurement.cost.row(title))
+    how = (
+        "requests as the store counts them; PUT 60 ms, GET 30 ms; S3 Standard's prices: PUT, LIST "
+        f"$5 a million, GET $0.40; {seconds:.0f} s a row"
+    )
+    return Table(COLUMNS, rows, how)

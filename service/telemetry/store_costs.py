@@ -1,0 +1,119 @@
+"""The price of a broker's requests to the store, by what they are for. Pure.
+
+A term is a reason to ask the store. Each has the setting or the topic config that lowers it, if
+there is one.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.store.metered import CountedRequest
+
+PUT_USD, GET_USD = 5e-6, 0.4e-6
+"""Prices of S3 Standard in us-east-1. A PUT (`create`, `put`) and a LIST have the same price."""
+PRICES = {"create": PUT_USD, "put": PUT_USD, "list": PUT_USD, "get": GET_USD}
+"""By verb; a `delete` is free."""
+MONTH_S = 2_628_000
+
+
+class Term(NamedTuple):
+    """A reason to ask the store, and the setting or topic config that lowers its price."""
+
+    name: str
+    setting: str = ""
+
+
+COMMITS = Term("commits", "flush_interval_ms")
+UPLOADS = Term("uploads of large flushes", "sequencer_upload_bytes")
+CHECKPOINTS = Term("checkpoints")
+POLLS = Term("polls of the log's end", "poll_interval_ms")
+ENDS = Term("reads and probes at the log's end")
+TAILS = Term("tails of other brokers")
+LIVENESS = Term("liveness of brokers")
+SEALS = Term("seals", "segment.ms")
+RETENTION = Term("retention of tables", "retention_check_interval_ms")
+COLLECTION = Term("collection of garbage", "retention_check_interval_ms")
+COMPACTION = Term("compaction")
+READS = Term("reads of tables")
+RESULTS = Term("results of maintenance")
+OTHER = Term("other")
+
+_BY_DUTY = {
+    "seal": SEALS,
+    "retention": RETENTION,
+    "tables": RETENTION,
+    "collection": COLLECTION,
+    "compaction": COMPACTION,
+    "checkpoint": CHECKPOINTS,
+    "liveness": LIVENESS,
+}
+_BY_WRITTEN_KIND = {
+    "wal": COMMITS,
+    "data": UPLOADS,
+    "checkpoints": CHECKPOINTS,
+    "brokers": LIVENESS,
+}
+_BY_READ_KIND = {
+    "wal": ENDS,
+    "data": TAILS,
+    "brokers": LIVENESS,
+    "segment": READS,
+    "table log": READS,
+    "maintenance": RESULTS,
+}
+
+
+class RequestCount(msgspec.Struct, array_like=True):
+    """Requests of one kind in a period."""
+
+    client: str
+    verb: str
+    kind: str
+    duty: str
+    count: int
+
+
+class TermCost(NamedTuple):
+    """The price of a term at S3 Standard, in dollars a month."""
+
+    term: Term
+    usd_a_month: float
+
+
+def term_of(request: RequestCount | CountedRequest) -> Term:
+    """Return the reason of a request."""
+    if (term := _BY_DUTY.get(request.duty)) is not None:
+        return term
+    if request.verb in {"create", "put"}:
+        return _BY_WRITTEN_KIND.get(request.kind, OTHER)
+    if request.duty == "poll" and request.kind == "wal":
+        return POLLS
+    return _BY_READ_KIND.get(request.kind, OTHER)
+
+
+def counts_between(
+    old: Mapping[CountedRequest, int], new: Mapping[CountedRequest, int]
+) -> list[RequestCount]:
+    """Return the requests that were counted since `old`."""
+    return [
+        RequestCount(*request, count=count - old.get(request, 0))
+        for request, count in new.items()
+        if count > old.get(request, 0)
+    ]
+
+
+def costs(brokers: Iterable[tuple[Iterable[RequestCount], float]]) -> list[TermCost]:
+    """Return the price of each term, the largest first.
+
+    Each broker has its counts, and the seconds in which they were counted.
+    """
+    usd: dict[Term, float] = {}
+    for counts, seconds in brokers:
+        for request in counts:
+            price = PRICES.get(request.verb, 0.0) * request.count * MONTH_S / seconds
+            term = term_of(request)
+            usd[term] = usd.get(term, 0.0) + price
+    terms = [TermCost(term, price) for term, price in usd.items() if price]
+    return sorted(terms, key=lambda cost: -cost.usd_a_month)

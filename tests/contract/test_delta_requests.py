@@ -1,0 +1,119 @@
+"""deltalake's requests, as the rules count them and as a server sees them."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.counting_s3 import RunningServer
+from tests.support.seaweed import REGION
+from tidelog.storage.core import object_keys
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.runtime.tasks import begin_duty
+from tidelog.storage.store.metered import DELTALAKE, OWN, CountedRequest, MeteredStore
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
+from tidelog.storage.tables.delta import open_table
+from tidelog.storage.tables.delta_requests import CHECKPOINT_INTERVAL
+from tidelog.storage.tables.manifest import Table
+
+PREFIX = "topics/t-1"
+SHARE = 0.1
+"""Of the requests of many operations: by so much the rules may be wrong."""
+PRICED = ("PUT", "LIST", "GET")
+
+
+class Meters:
+    """The store's own meter and the server's, of one client."""
+
+    def __init__(self, store: MeteredStore, server: RunningServer) -> None:
+        self.store = store
+        self._server = server
+
+    def reset(self) -> None:
+        self.store.counters.requests.clear()
+        self._server.reset()
+
+    def by_rule(self, client: str) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for request, count in self.store.counters.requests.items():
+            if request.client == client:
+                verb = {"create": "PUT", "put": "PUT", "get": "GET"}.get(request.verb, "LIST")
+                counts[verb] += count
+        return counts
+
+    def by_server(self, client: str) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for request, count in self._server.counts().requests.items():
+            if request.client == client:
+                counts["GET" if request.verb == "HEAD" else request.verb] += count
+        return counts
+
+
+async def meters_of(server: RunningServer, prefix: str) -> Meters:
+    options = S3Options(endpoint_url=server.endpoint_url, region=REGION)
+    store = await S3Store.open(server.bucket, prefix, options)
+    meters = Meters(MeteredStore(store, SystemClock()), server)
+    meters.reset()
+    return meters
+
+
+async def commit(table: Table, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        first, end = number * 10, number * 10 + 10
+        path = object_keys.segment(0, first, end, f"{number:08x}")
+        await table.add([SegmentFile(path, 0, first, end, 1000, 10, 1, 2)], {"seal-0": end})
+
+
+async def test_rules_of_single_operations_are_exact(counting_s3: RunningServer) -> None:
+    meters = await meters_of(counting_s3, "exact")
+    table = open_table(meters.store, PREFIX, "t")
+    await table.refresh()
+    assert meters.by_rule(DELTALAKE) == meters.by_server(DELTALAKE), "there is no table"
+    await commit(table, range(3))
+    for name, operation in {
+        "nothing new": table.refresh,
+        "opened": open_table(meters.store, PREFIX, "t").refresh,
+    }.items():
+        meters.reset()
+        await operation()
+        assert meters.by_rule(DELTALAKE) == meters.by_server(DELTALAKE), name
+    other = open_table(meters.store, PREFIX, "t")
+    await other.refresh()
+    meters.reset()
+    await other.transaction_version("seal-0")
+    assert meters.by_rule(DELTALAKE) == meters.by_server(DELTALAKE), "search of a transaction"
+    meters.reset()
+    await commit(table, [3])
+    assert meters.by_rule(DELTALAKE) == meters.by_server(DELTALAKE), "a commit"
+    meters.reset()
+    await other.refresh()
+    assert meters.by_rule(DELTALAKE) == meters.by_server(DELTALAKE), "a new commit is followed"
+    await meters.store.close()
+
+
+async def test_rules_hold_over_checkpoints(counting_s3: RunningServer) -> None:
+    """The requests of a checkpoint depend on its content: within a share of the whole."""
+    meters = await meters_of(counting_s3, "checkpoints")
+    table = open_table(meters.store, PREFIX, "t")
+    await commit(table, range(2 * CHECKPOINT_INTERVAL))
+    await open_table(meters.store, PREFIX, "t").refresh()
+    by_rule, by_server = meters.by_rule(DELTALAKE), meters.by_server(DELTALAKE)
+    await meters.store.close()
+    assert by_rule["PUT"] == by_server["PUT"]
+    for verb in PRICED:
+        assert by_rule[verb] == pytest.approx(by_server[verb], rel=SHARE), verb
+
+
+async def test_own_requests_are_counted_by_kind_and_duty(counting_s3: RunningServer) -> None:
+    meters = await meters_of(counting_s3, "duties")
+    await meters.store.put(object_keys.broker("b"), [b"x"])
+    await begin_duty("poll", meters.store.get(object_keys.broker("b")))
+    requests = meters.store.counters.requests
+    assert requests == {
+        CountedRequest(OWN, "put", "brokers", "request"): 1,
+        CountedRequest(OWN, "get", "brokers", "poll"): 1,
+    }
+    assert meters.by_rule(OWN) == meters.by_server(OWN)
+    await meters.store.close()
