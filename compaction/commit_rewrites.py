@@ -1,7 +1,8 @@
 """Rewrites until their commit: an engine writes the segments, and a version names them.
 
 **On a crash** before the commit, segments that no version names remain for collection. After the
-commit, the result is complete."""
+commit, the result is complete.
+"""
 
 import contextlib
 import logging

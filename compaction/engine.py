@@ -3,7 +3,8 @@
 compaction/in_process_engine.py has the engine in this process, compaction/spark_engine.py the
 other. An engine reads segments and writes segments. compaction/compact.py and
 compaction/retention.py make the plans, and `commit_rewrites` commits the result. So engines differ
-only in speed."""
+only in speed.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol

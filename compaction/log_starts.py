@@ -10,7 +10,8 @@ records either. The old objects stay for readers until collection deletes them (
 removes the segments below the log start and rewrites the segment that the log start cuts, because
 these steps depend only on the state and the table. If two runs race, the higher of their two log
 starts counts. The table refuses the commit of one of the runs, and that run retries. A run looks at
-the table again after its commit (`_remove`)."""
+the table again after its commit (`_remove`).
+"""
 
 import logging
 import sys

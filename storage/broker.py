@@ -416,7 +416,8 @@ class Broker:
     async def check_ready(self) -> None:
         """Raise Unavailable, with the reason, unless this broker can serve requests.
 
-        It read the WAL to its end within READY_GRACE_S, can write, and its clock is right."""
+        It read the WAL to its end within READY_GRACE_S, can write, and its clock is right.
+        """
         if why := self.why_not_writing():
             raise Unavailable(why)
         try:

@@ -71,7 +71,8 @@ def inner(value: object) -> list[dict[str, Any]]:
 def template(name: str, **words: str | bool) -> str:
     """Render a file of policies/ as Terraform's `templatefile` does.
 
-    Only `${name}` and `if` without `else` are supported."""
+    Only `${name}` and `if` without `else` are supported.
+    """
     source = (MODULE / "policies" / f"{name}.json.tftpl").read_text(encoding="utf-8")
     chosen = re.sub(
         r"%\{ if (\w+) \}(.*?)%\{ endif \}",

@@ -465,7 +465,8 @@ class _Copy:
 
         The rows of a version show its seals, unless all rows below the sealed end are deleted. Then
         its transactions show them. A restored cluster without the transaction of a seal would not
-        seal the partition any more."""
+        seal the partition any more.
+        """
         sealed_ends = [partition.sealed_end for partition in topic.partitions]
         if why := doubt_of(version, topic.partitions, sealed_ends):
             return why

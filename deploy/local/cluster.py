@@ -51,7 +51,8 @@ def brokers(
 ) -> Iterator[list[BrokerProcess]]:
     """Start `count` brokers of one cluster; yield them when all are ready.
 
-    Those that still run at the end are killed."""
+    Those that still run at the end are killed.
+    """
     with contextlib.ExitStack() as stack:
         processes = [
             BrokerProcess(

@@ -4,7 +4,8 @@ It is OpenSSL on two buffers in memory, between the socket's transport and the p
 own TLS (`create_server(ssl=...)`) is not used, for two reasons. With it, a protocol gets its
 connection only after the handshake, so Admission could not bound the connections that are in a
 handshake. And asyncio's TLS encrypts a whole answer at once and hides how much of it is unsent.
-Here an answer is encrypted in steps, and each step waits until the socket has room."""
+Here an answer is encrypted in steps, and each step waits until the socket has room.
+"""
 
 import asyncio
 import contextlib

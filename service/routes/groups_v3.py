@@ -460,7 +460,8 @@ async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagL
     """The lag of a group in each partition that has a committed offset or a member that reads it.
 
     Without a committed offset, the lag counts from the offset at which the member starts. This is
-    the offset of its seek or, without a seek, the offset that its `auto.offset.reset` selects."""
+    the offset of its seek or, without a seek, the offset that its `auto.offset.reset` selects.
+    """
     lags = await group.lags()
     keys = lags.in_order(page.position(str, int))
     shell = LagList(metadata=make.listed("consumer-groups", group.group_id, "lags"), data=[])

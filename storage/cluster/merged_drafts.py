@@ -1,6 +1,7 @@
 """Drafts that the sequencer merges into one, and drafts whose bytes are in an object already. Pure.
 
-`refer` replaces the bytes of a draft's chunks by the key of an object that has these bytes."""
+`refer` replaces the bytes of a draft's chunks by the key of an object that has these bytes.
+"""
 
 import math
 from collections.abc import Sequence

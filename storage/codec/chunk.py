@@ -2,7 +2,8 @@
 
 A chunk contains no schema, because FORMAT.md section 4 fixes the schema. It contains no offsets,
 because `apply` assigns the offsets. `decode` checks the CRC-32C first. Pure: must not use stores,
-clocks or the event loop."""
+clocks or the event loop.
+"""
 
 import struct
 from typing import Any, NamedTuple

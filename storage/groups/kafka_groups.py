@@ -194,7 +194,8 @@ class KafkaGroup(CoordinatedGroup):
         """Commit the group's actions in their order, until there are none.
 
         **On a crash** before a SettleGroup: the members got no assignments and join again. Before
-        a removal: the members' sessions end at the next coordinator."""
+        a removal: the members' sessions end at the next coordinator.
+        """
         actions = self.classic.actions
         try:
             while actions:

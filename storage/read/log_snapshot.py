@@ -1,7 +1,8 @@
 """Snapshots of the log, each after one WAL entry. Pure.
 
 For each partition a `LogSnapshot` has the segments that hold [log_start_offset, sealed_end) and the
-tail chunks that hold [sealed_end, high_watermark) (I7). All values can be pickled."""
+tail chunks that hold [sealed_end, high_watermark) (I7). All values can be pickled.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

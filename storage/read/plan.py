@@ -2,7 +2,8 @@
 
 The manifest may be newer than the snapshot's entry. So a plan reads the offsets from `sealed_end`
 on in the tail, even if the table has them too. All values can be pickled and are sent to other
-processes."""
+processes.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -66,7 +66,8 @@ def assign_sticky(
 
     Balance is defined as in Kafka's StickyAssignor. If member A could own a partition of member B,
     A has at most one partition fewer than B. If two members owned a partition, the member with the
-    smaller id keeps it."""
+    smaller id keeps it.
+    """
     sticky = _Sticky(subscriptions, partitions, owned_partitions)
     sticky.give_the_rest()
     sticky.level()

@@ -4,7 +4,8 @@ Pure, changed by `apply` (I4). A commit and its key are in the same entry, so th
 neither. From level 3 on a key belongs to the principal of its request, so two principals may use
 the same key. `apply` refuses a commit above a share or above the bound (state.principal_shares),
 and keeps each key for the whole KEY_WINDOW_MS. Below level 3 keys belong to no principal, and above
-the bound `apply` drops the oldest key."""
+the bound `apply` drops the oldest key.
+"""
 
 from collections import deque
 from collections.abc import Callable

@@ -2,7 +2,8 @@
 
 A machine whose clock is wrong would stamp records so that retention deletes them at once, or never.
 All brokers share the store's clock. The store's time now is the time in its last answer, plus the
-time since that answer by this machine's boot clock."""
+time since that answer by this machine's boot clock.
+"""
 
 from tidelog.storage.core.model import SKEW_MS_MAX
 from tidelog.storage.runtime.clock import Clock

@@ -2,7 +2,8 @@
 
 The boot clock may stop while a host pauses the machine. The store's clock has a resolution of a
 second, and is not known before the store's first answer. So a view's age is the longer of the two
-times that these clocks show."""
+times that these clocks show.
+"""
 
 import math
 from collections.abc import Awaitable, Callable

@@ -2,7 +2,8 @@
 
 Producers send one request after the other, each retried under its key until it is acked. A few are
 given up after an attempt of unknown outcome, so that logs with unknown requests are met. The
-outcome of every attempt is recorded for `tests.support.history`."""
+outcome of every attempt is recorded for `tests.support.history`.
+"""
 
 import random
 import time

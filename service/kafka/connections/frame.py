@@ -2,7 +2,8 @@
 
 A frame is a size of four bytes and a request. The client gives the size, so the reader compares it
 with the bound of the API before it uses memory. The buffer of a large frame grows with the bytes
-that have arrived. `RequestMemory` bounds the bytes of the frames of all connections."""
+that have arrived. `RequestMemory` bounds the bytes of the frames of all connections.
+"""
 
 import struct
 from collections.abc import Callable

@@ -4,7 +4,8 @@ A large frame takes its whole size before it is received, and each frame gives i
 its request is answered. So large requests that are partly received cannot use up the memory that
 one of them needs until its end. A small frame takes its size when it has arrived, from memory that
 large frames cannot take. So a client that stops in the middle of a frame delays no small request of
-another client."""
+another client.
+"""
 
 from tidelog.service.memory_pool import MemoryPool, Taker
 
