@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.storage.access_changes import ClusterAccess
 from tidelog.storage.cluster.cluster import Cluster, Members
 from tidelog.storage.cluster.entry_announcer import NO_PEERS, AnnouncerCounters, PeerTransport
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import Notice, announced_notice
 from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
-from tidelog.storage.cluster_access import ClusterAccess
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core.actions import RetireHotLog
 from tidelog.storage.core.errors import (
@@ -45,8 +45,8 @@ from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
 from tidelog.storage.runtime.tasks import begin_duty, surviving
+from tidelog.storage.runtime.tracer_interface import NO_OBSERVER, Observer
 from tidelog.storage.seal.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.state.cluster_state import ClusterState

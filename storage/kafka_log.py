@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from tidelog.storage.codec import record_batch as kafka
 from tidelog.storage.codec import record_columns
+from tidelog.storage.codec.batches_as_sent import KeptBatches
 from tidelog.storage.codec.chunk import RECORDS_MAX
-from tidelog.storage.codec.kept_batches import KeptBatches
 from tidelog.storage.codec.record_batch import Batch, KeptBatch, KeylessRecords
 from tidelog.storage.codec.record_columns import RECORD_SCHEMA
 from tidelog.storage.core import format_levels

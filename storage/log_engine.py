@@ -17,8 +17,8 @@ from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.read.long_polls import LongPolls
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import TailCache
-from tidelog.storage.runtime.observer import Observer
 from tidelog.storage.runtime.tasks import surviving
+from tidelog.storage.runtime.tracer_interface import Observer
 from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.topic import Topic

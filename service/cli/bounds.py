@@ -54,7 +54,7 @@ def bounds(
     is_shown = new_bounds == SetBounds()
 
     async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
-        from tidelog.compaction.change_bounds import bounds_of, change_bounds
+        from tidelog.compaction.change_time_bounds import bounds_of, change_bounds
 
         if is_shown:
             bound_states = await bounds_of(cluster)

@@ -27,9 +27,9 @@ import typer
 from typer import Argument, Option
 
 from tidelog.service.cli.broker_requests import client_errors
-from tidelog.service.cli.departures import GROUPS, TOPIC, DepartureReader, live
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.output import warn
+from tidelog.service.cli.sample_flights import GROUPS, TOPIC, DepartureReader, live
 from tidelog.service.client.connection import Connection
 from tidelog.service.exit_status import EXIT_OK, EXIT_SIGNALS
 from tidelog.service.server.banner import Fact, banner, command, console_of, local

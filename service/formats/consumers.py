@@ -14,7 +14,13 @@ from tidelog.service.formats import arrow
 from tidelog.service.formats.encoded_size_bounds import fitted
 from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.formats.json_text import ReadFormat
-from tidelog.service.formats.pages import ON_ERROR, OnError, RecordPage, check_first, encode_page
+from tidelog.service.formats.record_pages import (
+    ON_ERROR,
+    OnError,
+    RecordPage,
+    check_first,
+    encode_page,
+)
 from tidelog.service.formats.strict_bodies import StrictBody, decode_body
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.media_types import SCHEMA_FORMATS

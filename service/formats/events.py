@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import RecordPage
+from tidelog.service.formats.record_pages import RecordPage
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange
 from tidelog.storage.core.model import OFFSET_MAX
 

@@ -4,8 +4,8 @@ from typing import NamedTuple, cast
 
 from tidelog.service.formats import arrow
 from tidelog.service.formats.json_text import ReadFormat
-from tidelog.service.formats.pages import OnError, RecordPage, encode_page
 from tidelog.service.formats.read_parameters import FRAMINGS
+from tidelog.service.formats.record_pages import OnError, RecordPage, encode_page
 from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.records import FetchResult
 

@@ -80,8 +80,8 @@ def encode_records(
     have RECORD_SCHEMA. `is_json` tells for each batch whether its keys and values are known to be
     JSON text; format json checks the other batches. If `extra` is given, there is one batch, and
     `extra` has a text for each of its records: more fields, such as `,"name":1`, or an empty text.
-    Raises Undecodable if a key or value does not decode; then service.formats.pages encodes the
-    page.
+    Raises Undecodable if a key or value does not decode; then service.formats.record_pages encodes
+    the page.
     """
     fixed = _fixed(_FRAMES[framing], topic, partition, fmt)
     frame = fixed.frame

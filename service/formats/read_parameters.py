@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from tidelog.service.formats import json_out
-from tidelog.service.formats.pages import ON_ERROR, OnError
+from tidelog.service.formats.record_pages import ON_ERROR, OnError
 from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,

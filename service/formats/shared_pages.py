@@ -12,7 +12,7 @@ import asyncio
 from typing import NamedTuple
 
 from tidelog.service.formats.fetched import FetchPage, FetchParams
-from tidelog.service.formats.pages import RecordPage
+from tidelog.service.formats.record_pages import RecordPage
 from tidelog.storage.records import FetchResult
 
 KEPT_S = 1.0

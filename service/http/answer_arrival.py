@@ -11,7 +11,7 @@ A client that did not receive an answer of a group read must get the records aga
 
 A broker does not see whether the program behind a TCP that acknowledged the answer has read it: a
 proxy may drop it, and a computer may stop. For these cases, a read can name the last answer that
-its client has (READ_ID of service.routes.consumer_instances).
+its client has (READ_ID of service.routes.consumers_v2).
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tidelog.service.operations.access import AccessOperations
+from tidelog.service.operations.acls_keys_quotas import AccessOperations
 from tidelog.service.operations.configs import ConfigOperations
 from tidelog.service.operations.groups import GroupOperations
 from tidelog.service.operations.records import RecordOperations

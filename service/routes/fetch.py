@@ -17,7 +17,6 @@ from tidelog.service.formats.encoded_size_bounds import FittedPage, fitted
 from tidelog.service.formats.fetched import FetchPage, FetchParams, encode, limits, positions
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import RecordPage, headers_of
 from tidelog.service.formats.read_parameters import (
     FORMAT_PARAMETER,
     MAX_BYTES_PARAMETER,
@@ -32,6 +31,7 @@ from tidelog.service.formats.read_parameters import (
     records_answer,
     reset_of,
 )
+from tidelog.service.formats.record_pages import RecordPage, headers_of
 from tidelog.service.formats.shared_pages import PageKey, ReadKey, SharedPages
 from tidelog.service.http.content_coding import pack, packed_bound
 from tidelog.service.http.errors import answered, error_body

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from tidelog.service.formats import events
 from tidelog.service.formats.fetched import FetchParams
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import RecordPage
 from tidelog.service.formats.read_parameters import (
     FORMAT_PARAMETER,
     MAX_BYTES_PARAMETER,
@@ -28,6 +27,7 @@ from tidelog.service.formats.read_parameters import (
     on_error_of,
     reset_of,
 )
+from tidelog.service.formats.record_pages import RecordPage
 from tidelog.service.http.media_types import EVENT_STREAM, NDJSON, media_type, not_acceptable
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.request import HttpRequest

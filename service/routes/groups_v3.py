@@ -24,7 +24,7 @@ from tidelog.service.http.route import V3, Permission, Route, RouteAccess, Route
 from tidelog.service.operations.groups import NewOffset, UnknownGroup
 from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.rights import DELETE_GROUP, DESCRIBE_GROUP, JOIN_GROUP
-from tidelog.service.peers.held_members import HeldMembers
+from tidelog.service.peers.members_in_backoff import HeldMembers
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,

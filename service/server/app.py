@@ -37,7 +37,7 @@ from tidelog.service.http.request_id import REQUEST_ID, echo
 from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
 from tidelog.service.operations.operations import Operations
-from tidelog.service.peers.held_members import HeldMembers
+from tidelog.service.peers.members_in_backoff import HeldMembers
 from tidelog.service.routes.broker_info import VERSION
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.security.authenticator import Security

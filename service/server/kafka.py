@@ -24,13 +24,13 @@ from tidelog.service.kafka.connections.request_memory import RequestMemory
 from tidelog.service.kafka.fetch import KafkaFetch
 from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.groups import Groups
+from tidelog.service.kafka.log_dirs import Placement
 from tidelog.service.kafka.metadata import KafkaMetadata
 from tidelog.service.kafka.offsets import KafkaOffsets
-from tidelog.service.kafka.partition_placement import Placement
 from tidelog.service.kafka.produce import KafkaProduce
 from tidelog.service.peers.listener import reachable
 from tidelog.service.security.authenticator import Security
-from tidelog.service.security.certificates import ServerCertificate
+from tidelog.service.security.tls_certificates import ServerCertificate
 from tidelog.service.settings.kafka import KafkaSettings, address_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.storage.broker import Broker

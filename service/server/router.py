@@ -38,14 +38,14 @@ from tidelog.service.http.route import Access, Permission, Route, RouteAccess
 from tidelog.service.http.urls import clean_path
 from tidelog.service.operations.operations import Operations
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall
-from tidelog.service.peers.held_members import HeldMembers
+from tidelog.service.peers.members_in_backoff import HeldMembers
 from tidelog.service.routes import (
     acls_v3,
     broker_info,
     cluster_v3,
     configs_v3,
-    consumer_instances,
-    consumer_routes,
+    consumers_v2,
+    consumers_v2_routes,
     fetch,
     groups_v3,
     health,
@@ -82,7 +82,7 @@ HOT_ROUTES: tuple[Route, ...] = (
     *topic_follower.ROUTES,
     *produce_v3.ROUTES,
     *transactions.ROUTES,
-    *consumer_routes.ROUTES,
+    *consumers_v2_routes.ROUTES,
 )
 APP_ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
@@ -260,7 +260,7 @@ class Router:
         producer = produce.Produce(
             broker, app.operations.topics, settings, counters, threads, audit
         )
-        self.consumers = consumer_instances.ConsumerHandlers(
+        self.consumers = consumers_v2.ConsumerHandlers(
             broker, settings, app.operations, app.held_members, fetcher
         )
         self.forwarded = Forwarded(self._serve_for_peer)
@@ -276,11 +276,13 @@ class Router:
                 *_paths(_methods(topic_follower.ROUTES, follower)),
                 *_paths(_methods(produce_v3.ROUTES, producer_v3)),
                 *_paths(_methods(transactions.ROUTES, transactor)),
-                *_paths((route, self.consumers.bound(route)) for route in consumer_routes.ROUTES),
+                *_paths(
+                    (route, self.consumers.bound(route)) for route in consumers_v2_routes.ROUTES
+                ),
                 *_paths(app.handlers, is_declared=True),
             ]
         )
-        for_peers = (*consumer_routes.ROUTES, *consumer_routes.PEER_ROUTES)
+        for_peers = (*consumers_v2_routes.ROUTES, *consumers_v2_routes.PEER_ROUTES)
         self._forwarded_root = PathNode(
             [*_paths((route, self.consumers.bound_here(route)) for route in for_peers)]
         )
@@ -344,7 +346,7 @@ class Router:
         if is_reading and target is not None and target.route.access is RouteAccess.PUBLIC:
             return None  # health checks may use any host name
         # Each GET of an instance is a heartbeat, and a read moves its positions.
-        is_instance = target is not None and target.route in consumer_routes.ROUTES
+        is_instance = target is not None and target.route in consumers_v2_routes.ROUTES
         has_effects = (not is_reading or is_instance) and not is_allowed
         return self._sites.refusal(call.scope, call.headers, has_effects=has_effects)
 

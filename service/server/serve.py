@@ -24,7 +24,7 @@ from tidelog.service.http.http_server import HttpServer
 from tidelog.service.http.listening_sockets import bound_sockets
 from tidelog.service.peers.listener import PeerListener, reachable
 from tidelog.service.secret_files import PRIVATE_UMASK
-from tidelog.service.security.certificates import certificates
+from tidelog.service.security.tls_certificates import certificates
 from tidelog.service.server import kafka
 from tidelog.service.server.banner import announce, facts
 from tidelog.service.server.drain import Drain

@@ -27,14 +27,14 @@ from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.rights import DESCRIBE_TOPIC
 from tidelog.service.peers.client import METRICS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
-from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp
+from tidelog.service.peers.members_in_backoff import HeldMembers
 from tidelog.service.routes.broker_info import VERSION
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
-from tidelog.service.security.certificates import NO_CERTIFICATES, Certificates
 from tidelog.service.security.peer_signatures import Signatures
+from tidelog.service.security.tls_certificates import NO_CERTIFICATES, Certificates
 from tidelog.service.server import kafka as kafka_server
 from tidelog.service.server.app import build_app
 from tidelog.service.server.broker_files import check_files, hot_dir

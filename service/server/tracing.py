@@ -28,8 +28,8 @@ from tidelog.service.http.request import HttpRequest
 from tidelog.service.server.router import Router, Target
 from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import object_keys
-from tidelog.storage.runtime.observer import TracedRequest
 from tidelog.storage.runtime.request_context import TRACE
+from tidelog.storage.runtime.tracer_interface import TracedRequest
 
 CLOSE_S = 2.0
 """The longest wait for the export of the last spans when a broker stops."""

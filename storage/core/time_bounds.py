@@ -3,7 +3,7 @@
 All processes must agree on the bounds. If a broker follows the WAL by one bound and a collector
 deletes entries by another, records are lost. So the bounds belong to the cluster: `cluster.json`
 has the first bounds, and the cluster state has the bounds in effect
-(storage.state.bounds_in_effect). Every broker and command obeys the bounds in effect. Pure.
+(storage.state.time_bounds_in_effect). Every broker and command obeys the bounds in effect. Pure.
 """
 
 import msgspec

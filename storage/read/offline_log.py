@@ -19,9 +19,9 @@ import msgspec
 from tidelog.storage.core.errors import TableInDoubt
 from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.core.model import SegmentFile, TopicPartition
-from tidelog.storage.read.kafka_options import Found, OffsetSpan, TopicSelection, resolve
 from tidelog.storage.read.log_snapshot import LogSnapshot, PartitionSnapshot, TopicSnapshot
 from tidelog.storage.read.plan import OffsetRange, ReadFilter, Slice, segment_slices, tail_slices
+from tidelog.storage.read.spark_kafka_options import Found, OffsetSpan, TopicSelection, resolve
 from tidelog.storage.read.split_reader import SliceReader
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState

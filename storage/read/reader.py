@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec.kept_batches import KeptBatches, Records
+from tidelog.storage.codec.batches_as_sent import KeptBatches, Records
 from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import (
     Corrupt,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from tidelog.storage.codec import batches_as_sent, record_columns
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import kept_batches, record_columns
-from tidelog.storage.codec.kept_batches import KeptBatches, Records
+from tidelog.storage.codec.batches_as_sent import KeptBatches, Records
 
 MERGE_PIECES = 4
 """Pieces that become one piece. Each merge costs ~10 us, so two would cost twice as much a record;
@@ -210,7 +210,7 @@ def _may_merge(pieces: list[CachedBatch]) -> bool:
 def _joined(parts: list[Records]) -> Records:
     kept_parts = [part for part in parts if isinstance(part, KeptBatches)]
     if len(kept_parts) == len(parts):
-        return kept_batches.concat(kept_parts)
+        return batches_as_sent.concat(kept_parts)
     # Record batches next to other rows: few large pieces serve most reads better than the form.
     return record_columns.concat(
         [part.decoded() if isinstance(part, KeptBatches) else part for part in parts]

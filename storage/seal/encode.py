@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import record_columns
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.codec.kept_batches import KeptBatches, undecodable
+from tidelog.storage.codec.batches_as_sent import KeptBatches, undecodable
 from tidelog.storage.codec.record_batch import UNDECODABLE
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import KAFKA_CODEC

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.read import kafka_options
-from tidelog.storage.read.kafka_options import OffsetSpan, TopicSelection
+from tidelog.storage.read import spark_kafka_options
+from tidelog.storage.read.spark_kafka_options import OffsetSpan, TopicSelection
 from tidelog.storage.store.blocking_store import OpenedStore
 from tidelog.storage.store.s3_options import S3Options
 
@@ -84,16 +84,18 @@ def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest
             "option store is missing: give file:///folder, a path, or s3://bucket/prefix"
         )
     style = (
-        kafka_options.flag(values, "pathStyle", default=False) if "pathstyle" in values else None
+        spark_kafka_options.flag(values, "pathStyle", default=False)
+        if "pathstyle" in values
+        else None
     )
     return ReadRequest(
         values["store"],
         S3Options(
             endpoint_url=values.get("endpoint"), region=values.get("region"), path_style=style
         ),
-        kafka_options.selection_of(values),
-        kafka_options.span_of(values, is_streaming=is_streaming),
-        kafka_options.flag(values, "includeHeaders", default=False),
-        kafka_options.number(values, "minPartitions") or 1,
-        kafka_options.number(values, "maxOffsetsPerTrigger"),
+        spark_kafka_options.selection_of(values),
+        spark_kafka_options.span_of(values, is_streaming=is_streaming),
+        spark_kafka_options.flag(values, "includeHeaders", default=False),
+        spark_kafka_options.number(values, "minPartitions") or 1,
+        spark_kafka_options.number(values, "maxOffsetsPerTrigger"),
     )

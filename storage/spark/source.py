@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import datasource as api
 from pyspark.sql.types import StructType
 
-from tidelog.storage.read import kafka_options
+from tidelog.storage.read import spark_kafka_options
 from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import plan
 from tidelog.storage.runtime.clock import SystemClock
@@ -60,7 +60,7 @@ class TidelogSource(api.DataSource):
         return NAME
 
     def schema(self) -> str:
-        has_headers = kafka_options.flag(self._given(), "includeHeaders", default=False)
+        has_headers = spark_kafka_options.flag(self._given(), "includeHeaders", default=False)
         return ", ".join(
             f"{name} {kind}" for name, kind in COLUMNS.items() if name != "headers" or has_headers
         )

@@ -53,14 +53,12 @@ from tidelog.storage.core.topic_configs import NO_DEFAULTS, TopicDefaults
 from tidelog.storage.state import principal_shares, state_checkpoint, topic_checks
 from tidelog.storage.state.access import Access
 from tidelog.storage.state.applied_drafts import AppliedDrafts
-from tidelog.storage.state.bounds_in_effect import ClusterBounds
 from tidelog.storage.state.collection_holds import Holds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, check_group_id
-from tidelog.storage.state.elapsed import ElapsedTime
+from tidelog.storage.state.elapsed_time import ElapsedTime
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.idempotency_records import IdempotencyRecord, IdempotencyRecords, recall
 from tidelog.storage.state.outcome import Applied, Outcome
-from tidelog.storage.state.owning_principals import TopicOwners
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.state.principal_shares import Need, Shares
 from tidelog.storage.state.producers import NOTHING, ProducerOwners, Producers
@@ -70,7 +68,9 @@ from tidelog.storage.state.state_checkpoint import (
     StateCheckpoint,
 )
 from tidelog.storage.state.tail_chunk_counts import TailChunks
+from tidelog.storage.state.time_bounds_in_effect import ClusterBounds
 from tidelog.storage.state.topic import DeletedTopic, Topic
+from tidelog.storage.state.topic_owners import TopicOwners
 
 __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 

@@ -8,9 +8,9 @@ from bisect import bisect_right
 import msgspec
 import pyarrow as pa
 
+from tidelog.storage.codec import batches_as_sent
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import kept_batches
-from tidelog.storage.codec.kept_batches import KeptBatches
+from tidelog.storage.codec.batches_as_sent import KeptBatches
 from tidelog.storage.core.actions import KAFKA_CODEC, Append, Chunk
 from tidelog.storage.core.errors import OffsetOutOfRange
 from tidelog.storage.core.model import Part
@@ -127,7 +127,9 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
     def open(self, body: Part) -> KeptBatches:
         """Return all record batches of a chunk with the codec KAFKA_CODEC. Raises Corrupt."""
-        return kept_batches.open_chunk(body, crc=self.crc32c, rows=self.rows, key=self.object_key)
+        return batches_as_sent.open_chunk(
+            body, crc=self.crc32c, rows=self.rows, key=self.object_key
+        )
 
     def batches_of(self, whole: KeptBatches) -> KeptBatches | None:
         """Return this tail chunk's batches, with the timestamps that readers get.

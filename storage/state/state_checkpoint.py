@@ -7,15 +7,15 @@ from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.state import principal_shares
 from tidelog.storage.state.access import AccessCheckpoint
 from tidelog.storage.state.applied_drafts import AppliedDraftMark
-from tidelog.storage.state.bounds_in_effect import BoundsCheckpoint
 from tidelog.storage.state.collection_holds import Hold
 from tidelog.storage.state.committed_offsets import CHECKPOINT, KeptGroups
-from tidelog.storage.state.elapsed import ElapsedCheckpoint
+from tidelog.storage.state.elapsed_time import ElapsedCheckpoint
 from tidelog.storage.state.group_state import ClientGroupCheckpoint, MembersCheckpoint
 from tidelog.storage.state.idempotency_records import IdempotencyRecord, OwnedRecords
-from tidelog.storage.state.owning_principals import PartitionsOf
 from tidelog.storage.state.producers import ProducerOwners, ProducersCheckpoint, ReservedIds
+from tidelog.storage.state.time_bounds_in_effect import BoundsCheckpoint
 from tidelog.storage.state.topic import DeletedTopic, Topic
+from tidelog.storage.state.topic_owners import PartitionsOf
 
 ELEMENTS_MIN = 9
 """Number of elements that every checkpoint of level 1 has. Of the elements after them, `encode`

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tidelog.storage.core.errors import BoundReached
 from tidelog.storage.state import principal_shares as rules
-from tidelog.storage.state.owning_principals import TopicOwners
 from tidelog.storage.state.principal_shares import TAIL_CHUNKS, Need, Shares
 from tidelog.storage.state.topic import Topic
+from tidelog.storage.state.topic_owners import TopicOwners
 
 CHUNKS_MAX = 2_000_000
 """Bound of the chunks in all tails (I10): ~370 bytes each in memory, 450 after a broker's start,

@@ -17,8 +17,8 @@ from tidelog.storage.core.errors import LogError, ObjectNotFound
 from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.runtime.observer import NO_OBSERVER, ObservedRequest, Observer
 from tidelog.storage.runtime.request_context import DUTY
+from tidelog.storage.runtime.tracer_interface import NO_OBSERVER, ObservedRequest, Observer
 from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
 
 VERBS: Final = ("create", "put", "get", "list", "delete")

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tidelog.storage.codec import batches_as_sent, partitioner, record_columns
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import kept_batches, partitioner, record_columns
+from tidelog.storage.codec.batches_as_sent import Records
 from tidelog.storage.codec.chunk import EncodedChunk
 from tidelog.storage.codec.entry import Commit, Draft, HotMark, IdempotencyKey
-from tidelog.storage.codec.kept_batches import Records
 from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import (
@@ -119,7 +119,7 @@ class ClosedSegment:
         for (topic_id, partition, is_kept), column in self._columns.items():
             encoded: EncodedChunk
             if is_kept:
-                encoded, batches = kept_batches.encode(column.kept)
+                encoded, batches = batches_as_sent.encode(column.kept)
                 records.append(batches)
             else:
                 batch = sorted_by[topic_id][partition]

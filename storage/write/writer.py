@@ -34,8 +34,8 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.histogram import BYTES, COUNTS, Histogram
 from tidelog.storage.core.log_settings import WriterSettings
 from tidelog.storage.core.model import Acks, AppendedRange
-from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
 from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception, surviving
+from tidelog.storage.runtime.tracer_interface import NO_OBSERVER, Observer
 from tidelog.storage.state.idempotency_records import another_request, recall
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.view import Committer, WalView

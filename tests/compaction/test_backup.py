@@ -16,7 +16,7 @@ from tests.support.records import TIME_MS
 from tidelog.compaction.backups.backup import HOLD_MS, BackedUp, _Copy, backup
 from tidelog.compaction.backups.place import BACKUPS, OBJECTS, PRUNED
 from tidelog.compaction.backups.restore import Restored, restore
-from tidelog.compaction.change_bounds import change_bounds
+from tidelog.compaction.change_time_bounds import change_bounds
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.delete_records import delete_records
@@ -30,7 +30,7 @@ from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, Store
 from tidelog.storage.core.model import Part
 from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.runtime.clock import SystemClock
-from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.elapsed_time import STEP_MS_MAX
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore

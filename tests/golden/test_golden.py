@@ -24,9 +24,9 @@ import pytest
 from tests.golden.make import HERE, HOT, RAISED, folder_of, make
 from tests.support.records import fold
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec import batches_as_sent, record_columns
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec import kept_batches, record_columns
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import HotMark, IdempotencyKey
 from tidelog.storage.core.log_settings import LogSettings
@@ -525,7 +525,7 @@ def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
     assert folded_state.encode() == golden(name, folder)[12:]
     body = golden(f"wal/{17:020}", folder)
     start = entries.header_length(body, "it") + kept_chunk[2]
-    batches = kept_batches.open_chunk(
+    batches = batches_as_sent.open_chunk(
         body[start : start + kept_chunk[3]], crc=kept_chunk[4], rows=7, key="it"
     )
     assert [batch.count for batch in batches.batches] == [4, 1, 2]

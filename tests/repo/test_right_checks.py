@@ -20,7 +20,7 @@ INLINE = {
     "service/kafka/api_context.py": "makes a code of Kafka's of a refused right",
     "service/kafka/fetch.py": _LONG,
     "service/kafka/produce.py": "one refresh is for all topics of a request",
-    "service/routes/consumer_instances.py": (
+    "service/routes/consumers_v2.py": (
         "an instance belongs to no operation: its coordinator serves it"
     ),
     "service/routes/fetch.py": _LONG,

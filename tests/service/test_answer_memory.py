@@ -16,7 +16,7 @@ from tidelog.service.formats import consumers, fetched
 from tidelog.service.http import content_coding
 from tidelog.service.http import request as http_request
 from tidelog.service.memory_pool import MemoryPool, Share
-from tidelog.service.routes import consumer_instances as routes
+from tidelog.service.routes import consumers_v2 as routes
 from tidelog.service.routes import fetch
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.errors import Unavailable

@@ -15,7 +15,7 @@ from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.http.body_limit import BodyLimit, values_bound
 from tidelog.service.http.errors import VALIDATION_ERRORS_MAX
 from tidelog.service.http.route import V3, Route
-from tidelog.service.routes import consumer_routes
+from tidelog.service.routes import consumers_v2_routes
 from tidelog.service.routes.groups_v3 import OFFSETS_MAX
 from tidelog.service.server.app import _APP_ROUTES
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
@@ -40,7 +40,7 @@ WITH_BODY: list[tuple[str, str, Route]] = [
     (route.method, path, route)
     for route in HOT_ROUTES
     for path in route.paths
-    if route in consumer_routes.ROUTES and (route.method == "POST" or path.endswith("/offsets"))
+    if route in consumers_v2_routes.ROUTES and (route.method == "POST" or path.endswith("/offsets"))
 ]
 
 

@@ -19,7 +19,7 @@ from tests.service.conftest import Broker, listening, until
 from tests.service.instances import Instance, created, put, subscribed
 from tests.support.certificates import Authority
 from tidelog.service.http.answer_arrival import ACKNOWLEDGED_S
-from tidelog.service.security.certificates import ServerCertificate, TlsFiles
+from tidelog.service.security.tls_certificates import ServerCertificate, TlsFiles
 from tidelog.storage.runtime.clock import SystemClock
 
 VALUES = ["a", "b", "c"]

@@ -30,7 +30,7 @@ from tidelog.service.peers.forwarding import (
     Unreached,
     _Request,
 )
-from tidelog.service.peers.held_members import HeldMembers
+from tidelog.service.peers.members_in_backoff import HeldMembers
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings.settings import Settings

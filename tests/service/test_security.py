@@ -25,7 +25,7 @@ from tests.service.keyed import (
     refill_nothing,
     secured,
 )
-from tidelog.service.operations import access
+from tidelog.service.operations import acls_keys_quotas
 from tidelog.service.operations.rights import FETCH
 from tidelog.service.security import session_cookie
 from tidelog.service.security.authenticator import REFRESHES_PER_S
@@ -132,7 +132,7 @@ async def test_repeated_creation_leaves_one_key_with_known_secret(
         refused = await create(**changed)
         assert (refused.status_code, refused.json()["error_code"]) == (422, 422)
     assert await me(broker, header) == "User:alice"
-    monkeypatch.setattr(access, "REPEAT_MS_MAX", -600_000)
+    monkeypatch.setattr(acls_keys_quotas, "REPEAT_MS_MAX", -600_000)
     assert "minutes ago" in (await create()).text
     assert await me(broker, header) == "User:alice"
 

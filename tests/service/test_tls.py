@@ -18,7 +18,7 @@ from tidelog.service.http.connection_admission import Admission, Limits, Phase
 from tidelog.service.http.tls_transport import STEP_BYTES
 from tidelog.service.http.uvicorn_protocol import Config
 from tidelog.service.peers.client import HttpPeers
-from tidelog.service.security.certificates import ServerCertificate, TlsFiles
+from tidelog.service.security.tls_certificates import ServerCertificate, TlsFiles
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core.errors import LogError

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tidelog.storage.codec import kept_batches
-from tidelog.storage.codec.kept_batches import KeptBatches
+from tidelog.storage.codec import batches_as_sent
+from tidelog.storage.codec.batches_as_sent import KeptBatches
 from tidelog.storage.core.model import Part
 
 Patch = tuple[Any, str, Any]
@@ -23,21 +23,21 @@ def _offsets_as_sent() -> list[Patch]:
 
 
 def _joined_backwards() -> list[Patch]:
-    real = kept_batches.concat
+    real = batches_as_sent.concat
 
     def concat(parts: Any) -> KeptBatches:
         return real(list(reversed(parts)))
 
-    return [(kept_batches, "concat", concat)]
+    return [(batches_as_sent, "concat", concat)]
 
 
 def _encoded_backwards() -> list[Patch]:
-    real = kept_batches.encode
+    real = batches_as_sent.encode
 
     def encode(batches: Any) -> Any:
         return real(list(reversed(batches)))
 
-    return [(kept_batches, "encode", encode)]
+    return [(batches_as_sent, "encode", encode)]
 
 
 MUTATIONS = (

@@ -8,8 +8,8 @@ from tests.sim.plans import Plan
 from tidelog.compaction import garbage
 from tidelog.storage.cluster import sequencer
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.state import elapsed
-from tidelog.storage.state.bounds_in_effect import ClusterBounds
+from tidelog.storage.state import elapsed_time
+from tidelog.storage.state.time_bounds_in_effect import ClusterBounds
 from tidelog.storage.wal import view_age
 
 Patch = tuple[Any, str, Any]
@@ -20,7 +20,7 @@ def store_time_ages_no_view() -> list[Patch]:
 
 
 def any_step() -> list[Patch]:
-    return [(elapsed, "STEP_MS_MAX", 2**60)]
+    return [(elapsed_time, "STEP_MS_MAX", 2**60)]
 
 
 def uploads_are_named_for_ever() -> list[Patch]:

@@ -20,7 +20,7 @@ from tests.sim.members import RESULTS, Asker, Gardener, Habits, Member, Worker
 from tests.sim.plans import LOWER_BOUNDS, RAISED_BOUNDS, SKEW_MS_MAX, YEAR_MS, Plan, plan_of
 from tests.sim.world import Broker, World
 from tests.support.clock import ManualClock
-from tidelog.compaction.change_bounds import change_bounds
+from tidelog.compaction.change_time_bounds import change_bounds
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.delete_records import delete_records

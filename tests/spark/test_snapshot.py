@@ -10,11 +10,16 @@ from tests.spark.conftest import History
 from tests.support.broker_log import TIME_MS, BrokerLog, Record, open_log, records_in, records_of
 from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable, UnknownTopic
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.read.kafka_options import Boundary, OffsetSpan, TopicSelection, selection_of
 from tidelog.storage.read.log_snapshot import LogSnapshot
 from tidelog.storage.read.offline_log import OfflineLog, open_snapshot
 from tidelog.storage.read.plan import NO_FILTER, OffsetRange, ReadFilter, SegmentRange, plan
 from tidelog.storage.read.segment_reader import FetchedGroups
+from tidelog.storage.read.spark_kafka_options import (
+    Boundary,
+    OffsetSpan,
+    TopicSelection,
+    selection_of,
+)
 from tidelog.storage.read.split_reader import SliceReader, read_split
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.blocking_store import OpenedStore

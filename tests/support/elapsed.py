@@ -3,7 +3,7 @@
 from tidelog.storage.codec.entry import DecodedEntry, Entry
 from tidelog.storage.core import object_keys
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.elapsed_time import STEP_MS_MAX
 
 WRITER = "b"
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.broker import Broker, environment, tidelog, until
 from tests.support.ports import free_port
-from tidelog.service.cli import departures
+from tidelog.service.cli import sample_flights
 
 BIN = Path(sys.executable).parent
 BUSY_CPU_S = 5.0
@@ -130,7 +130,7 @@ def ctrl_c(process: "subprocess.Popen[bytes]") -> int:
 def numbers(url: str) -> list[int]:
     """The numbers of all departures in the log."""
     output = tidelog(
-        "consume", departures.TOPIC, "--from", "beginning", "--json", TIDELOG_URL=url
+        "consume", sample_flights.TOPIC, "--from", "beginning", "--json", TIDELOG_URL=url
     ).stdout
     values = [json.loads(line)["value"] for line in output.splitlines()]
     return sorted(value["number"] for value in values if isinstance(value, dict))
@@ -147,10 +147,10 @@ def test_dev_shows_live_data_and_its_commands_work(here: Path) -> None:
         start = [name for name, _ in banner_rows].index("next")
         follow, lag, produce = (value for _, value in banner_rows[start : start + 3])
         assert len(typed(follow, here).splitlines()) == 5
-        assert departures.TOPIC in typed(lag, here)
+        assert sample_flights.TOPIC in typed(lag, here)
         typed(produce, here)
         assert 'hello"' in typed(
-            f"{BIN}/tidelog consume {departures.TOPIC} --from beginning --server {url}", here
+            f"{BIN}/tidelog consume {sample_flights.TOPIC} --from beginning --server {url}", here
         )
         until(lambda: lag_of("report", url) > 1000)
         until(lambda: lag_of("dashboard", url) < 1000)
@@ -176,8 +176,8 @@ def lag_of(group: str, url: str) -> int:
 
 
 def test_departures_are_those_of_their_number() -> None:
-    flights = [departures.departure(number) for number in range(500)]
-    assert flights == [departures.departure(number) for number in range(500)]
+    flights = [sample_flights.departure(number) for number in range(500)]
+    assert flights == [sample_flights.departure(number) for number in range(500)]
     assert len({json.dumps(flight) for flight in flights}) == 500
     assert len({flight["key"] for flight in flights}) > 100
 

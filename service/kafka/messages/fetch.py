@@ -1,4 +1,4 @@
-"""Fetch, ListOffsets and OffsetForLeaderEpoch."""
+"""Fetch."""
 
 from typing import Annotated
 

@@ -13,7 +13,7 @@ from tests.support.properties import examples
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_out import Framing
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import (
+from tidelog.service.formats.record_pages import (
     ON_ERROR,
     OnError,
     RecordPage,

@@ -19,9 +19,9 @@ from tidelog.service.kafka.messages import (
     fetch,
     group_offsets,
     groups,
+    log_dirs,
     metadata,
     offsets,
-    partition_placement,
     produce,
     topics,
 )
@@ -151,10 +151,8 @@ ROWS: dict[str, Row] = {
         4,
         WRITES | {TENANT},
     ),
-    "DescribeLogDirs": Row(partition_placement.DescribeLogDirsRequest(topics=None), 4, frozenset()),
-    "ListPartitionReassignments": Row(
-        partition_placement.ListPartitionReassignmentsRequest(), 0, frozenset()
-    ),
+    "DescribeLogDirs": Row(log_dirs.DescribeLogDirsRequest(topics=None), 4, frozenset()),
+    "ListPartitionReassignments": Row(log_dirs.ListPartitionReassignmentsRequest(), 0, frozenset()),
     "CreateTopics": Row(creating(), 5, frozenset()),
     "DeleteTopics": Row(
         topics.DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5, frozenset()

@@ -16,12 +16,7 @@ from tidelog.service.kafka import group_offsets
 from tidelog.service.kafka.connections import connection, handshake
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import group_offsets as messages
-from tidelog.service.kafka.messages import (
-    groups,
-    metadata,
-    offsets,
-    partition_placement,
-)
+from tidelog.service.kafka.messages import groups, log_dirs, metadata, offsets
 from tidelog.service.kafka.messages.produce import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.service.kafka.messages.schema import Message
 from tidelog.service.security import audit
@@ -38,7 +33,7 @@ LISTED = offsets.ListOffsetsRequest(
         )
     ],
 )
-REASSIGNED = partition_placement.ListPartitionReassignmentsRequest(timeout_ms=0, topics=None)
+REASSIGNED = log_dirs.ListPartitionReassignmentsRequest(timeout_ms=0, topics=None)
 DESCRIBED = metadata.DescribeTopicPartitionsRequest(topics=[metadata.TopicRequest(name="t")])
 PRODUCER = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
 REFUSED: dict[str, tuple[Message, type[Message], int, str]] = {
@@ -90,14 +85,14 @@ REFUSED: dict[str, tuple[Message, type[Message], int, str]] = {
         "DELETE group 'g'",
     ),
     "DescribeLogDirs": (
-        partition_placement.DescribeLogDirsRequest(topics=None),
-        partition_placement.DescribeLogDirsResponse,
+        log_dirs.DescribeLogDirsRequest(topics=None),
+        log_dirs.DescribeLogDirsResponse,
         4,
         "DESCRIBE the cluster",
     ),
     "ListPartitionReassignments": (
         REASSIGNED,
-        partition_placement.ListPartitionReassignmentsResponse,
+        log_dirs.ListPartitionReassignmentsResponse,
         0,
         "DESCRIBE the cluster",
     ),

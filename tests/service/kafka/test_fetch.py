@@ -24,6 +24,12 @@ from tidelog.service.kafka.messages.fetch import (
     FetchTopic,
     ForgottenTopic,
 )
+from tidelog.service.kafka.messages.log_dirs import (
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
 from tidelog.service.kafka.messages.offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -33,12 +39,6 @@ from tidelog.service.kafka.messages.offsets import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
-)
-from tidelog.service.kafka.messages.partition_placement import (
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
 )
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.memory_pool import EVERYONE, Share

@@ -14,14 +14,6 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import SegmentFile, TopicPartition
-from tidelog.storage.read.kafka_options import (
-    TopicSelection,
-    flag,
-    number,
-    resolve,
-    selection_of,
-    span_of,
-)
 from tidelog.storage.read.log_snapshot import LogSnapshot, PartitionSnapshot, TopicSnapshot
 from tidelog.storage.read.plan import (
     OPEN_BYTES,
@@ -33,6 +25,14 @@ from tidelog.storage.read.plan import (
     TailRange,
     limit_offsets,
     plan,
+)
+from tidelog.storage.read.spark_kafka_options import (
+    TopicSelection,
+    flag,
+    number,
+    resolve,
+    selection_of,
+    span_of,
 )
 from tidelog.storage.state.partition import TailChunk
 

@@ -41,7 +41,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.state import idempotency_records
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.elapsed_time import STEP_MS_MAX
 from tidelog.storage.state.idempotency_records import KEY_WINDOW_MS, recall
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.partition import Partition

@@ -30,7 +30,7 @@ from tidelog.service.formats import (
 )
 from tidelog.service.formats.json_in import Format, Produced
 from tidelog.service.formats.json_text import ReadFormat, SchemaFormat, Undecodable
-from tidelog.service.formats.pages import ON_ERROR, OnError, check_first, encode_page
+from tidelog.service.formats.record_pages import ON_ERROR, OnError, check_first, encode_page
 from tidelog.service.formats.schema_refusals import schema_error
 from tidelog.service.peers import forwarding
 from tidelog.storage.codec import chunk as chunks

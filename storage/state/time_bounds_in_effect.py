@@ -21,7 +21,7 @@ from tidelog.storage.core import time_bounds as rules
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.time_bounds import Bounds
-from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.elapsed_time import STEP_MS_MAX
 
 WAITING = ("wal_retention_ms", "file_grace_ms")
 """The bounds whose old value stays for a while after they are lowered, because processes that have

@@ -12,9 +12,9 @@ from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import AnyAction, DeleteTopic, SetBounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.core.time_bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
-from tidelog.storage.state.bounds_in_effect import WAITING, ClusterBounds
 from tidelog.storage.state.cluster_state import ClusterState, Outcome
-from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.elapsed_time import STEP_MS_MAX
+from tidelog.storage.state.time_bounds_in_effect import WAITING, ClusterBounds
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

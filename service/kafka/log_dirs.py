@@ -12,7 +12,7 @@ from tidelog.service.kafka.api_context import Context
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages.partition_placement import (
+from tidelog.service.kafka.messages.log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,

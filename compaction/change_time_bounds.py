@@ -1,7 +1,7 @@
 """Changes of the bounds of a cluster.
 
-storage.state.bounds_in_effect says when a change comes into effect. **On a crash**: the command may
-have made its change or not; run it again.
+storage.state.time_bounds_in_effect says when a change comes into effect. **On a crash**: the
+command may have made its change or not; run it again.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.time_bounds import Bounds
-from tidelog.storage.state.bounds_in_effect import ClusterBounds
+from tidelog.storage.state.time_bounds_in_effect import ClusterBounds
 
 
 class BoundState(NamedTuple):

@@ -17,8 +17,8 @@ from urllib.parse import quote
 import msgspec
 
 from tidelog.service.formats import consumers as wire_consumers
-from tidelog.service.formats.pages import OnError, headers_of
 from tidelog.service.formats.read_parameters import FETCH_FORMATS, MEDIA_TYPES, on_error_of
+from tidelog.service.formats.record_pages import OnError, headers_of
 from tidelog.service.http.body_limit import limited_body
 from tidelog.service.http.media_types import (
     ARROW,
@@ -41,7 +41,7 @@ from tidelog.service.memory_pool import Share
 from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.rights import DESCRIBE_TOPIC, FETCH, JOIN_GROUP, check_all
 from tidelog.service.peers.forwarding import ForwardedCall, Unreached
-from tidelog.service.peers.held_members import HeldMembers
+from tidelog.service.peers.members_in_backoff import HeldMembers
 from tidelog.service.routes.fetch import ENCODE_INLINE_BYTES, Fetch
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, address_of, rights_of
 from tidelog.service.settings.requests import RequestSettings
@@ -96,7 +96,7 @@ class NotConfigured(InvalidRequest):
 
 
 class ConsumerHandlers:
-    """The handlers of the routes (service.routes.consumer_routes). One per broker."""
+    """The handlers of the routes (service.routes.consumers_v2_routes). One per broker."""
 
     def __init__(
         self,

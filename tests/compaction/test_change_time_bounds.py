@@ -5,7 +5,7 @@ import pytest
 from tests.support.logs import MANUAL, closing, opened
 from tests.support.maintenance import caring
 from tests.support.records import found_cluster
-from tidelog.compaction.change_bounds import BoundState, bounds_of, change_bounds
+from tidelog.compaction.change_time_bounds import BoundState, bounds_of, change_bounds
 from tidelog.compaction.collect import plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.upgrade import raise_level
@@ -13,7 +13,7 @@ from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.time_bounds import Bounds
-from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.elapsed_time import STEP_MS_MAX
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import WalSettings
 

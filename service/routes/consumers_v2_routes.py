@@ -1,12 +1,11 @@
 """The routes of consumer instances, one declaration each.
 
-The handlers are in service.routes.consumer_instances.
+The handlers are in service.routes.consumers_v2.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from tidelog.service.formats.pages import ON_ERROR
 from tidelog.service.formats.read_parameters import (
     MAX_BYTES_PARAMETER,
     MAX_RECORDS_PARAMETER,
@@ -14,6 +13,7 @@ from tidelog.service.formats.read_parameters import (
     ON_ERROR_PARAMETER,
     records_answer,
 )
+from tidelog.service.formats.record_pages import ON_ERROR
 from tidelog.service.http.body_limit import SMALL_BODY, BodyLimit
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request import HttpResponse
@@ -29,7 +29,7 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.operations.rights import JOIN_GROUP
-from tidelog.service.routes.consumer_instances import ConsumerHandlers
+from tidelog.service.routes.consumers_v2 import ConsumerHandlers
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX
 

@@ -23,9 +23,9 @@ from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.actions import Append
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SKEW_MS_MAX
-from tidelog.storage.state import elapsed
+from tidelog.storage.state import elapsed_time
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.elapsed import STEP_MS_MAX, ElapsedTime
+from tidelog.storage.state.elapsed_time import STEP_MS_MAX, ElapsedTime
 from tidelog.storage.state.idempotency_records import KEY_WINDOW_MS
 
 YEAR_MS = 365 * 86_400_000
@@ -78,7 +78,7 @@ def test_a_clock_that_was_corrected_counts_at_once() -> None:
 
 
 def test_i10_the_longest_silent_writers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elapsed, "WRITERS_MAX", 3)
+    monkeypatch.setattr(elapsed_time, "WRITERS_MAX", 3)
     time = seen(("a", 0), ("b", 0), ("c", 0), ("a", 10), ("d", 0))
     assert [clock.writer for clock in time.kept().writers] == ["c", "a", "d"]
     time.see("b", YEAR_MS)  # new again: it adds nothing
@@ -101,7 +101,7 @@ def test_elapsed_time_moves_forward_in_steps(entries: list[tuple[str, int]], res
         if number == restart:
             checkpoint = msgspec.msgpack.encode(second.kept())
             second = ElapsedTime()
-            second.load(msgspec.msgpack.decode(checkpoint, type=elapsed.ElapsedCheckpoint))
+            second.load(msgspec.msgpack.decode(checkpoint, type=elapsed_time.ElapsedCheckpoint))
         before_ms = first.now_ms
         first.see(writer, at_ms)
         second.see(writer, at_ms)

@@ -12,8 +12,8 @@ from tidelog.service.operations.rights import ALTER_ACCESS, ALTER_DEFAULTS, DESC
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
 from tidelog.service.slices import sliced
+from tidelog.storage.access_changes import KEY_ID_BYTES
 from tidelog.storage.broker import Broker
-from tidelog.storage.cluster_access import KEY_ID_BYTES
 from tidelog.storage.core.acls import Acl, AclFilter
 from tidelog.storage.core.actions import CreateAcls, DeleteAcls, DeleteKey, SetQuotas
 from tidelog.storage.core.errors import IdempotencyMismatch
