@@ -185,7 +185,6 @@ class Broker:
         self.stored = StoredObjects(self._log)
         self._settings = settings
         self._has_peers = peers is not NO_PEERS
-        self._fresh_s: float | None = None
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -416,20 +415,18 @@ class Broker:
     async def check_ready(self) -> None:
         """Raise Unavailable, with the reason, unless this broker can serve requests.
 
-        It read the WAL to its end within READY_GRACE_S, can write, and its clock is right.
+        It read the WAL to its end within READY_GRACE_S, can write, and its clock is right. A view
+        that young costs no request to the store, however often clients ask.
         """
         if why := self.why_not_writing():
             raise Unavailable(why)
-        try:
-            async with asyncio.timeout(READY_WAIT_S):
-                await self.refresh()
-        except (LogError, TimeoutError) as error:
-            age_s = self.clock.boot_s() - (self._fresh_s or 0.0)
-            if self._fresh_s is None or age_s > READY_GRACE_S:
+        if self._log.wal.view_age_s > READY_GRACE_S:
+            try:
+                async with asyncio.timeout(READY_WAIT_S):
+                    await self.refresh()
+            except (LogError, TimeoutError) as error:
                 why = str(error) or f"no answer within {READY_WAIT_S:.0f} s"
                 raise Unavailable(f"the WAL cannot be read: {why}") from error
-        else:
-            self._fresh_s = self.clock.boot_s()
         if why := self.store_time.why_wrong():
             raise Unavailable(why)
 
