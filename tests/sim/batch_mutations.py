@@ -43,5 +43,5 @@ def _encoded_backwards() -> list[Patch]:
 MUTATIONS = (
     ("batches are served with the offsets that producers sent", _offsets_as_sent, ("brokers",), 5),
     ("the tail cache joins batches in the wrong order", _joined_backwards, ("brokers",), 150),
-    ("a chunk has its batches in the wrong order", _encoded_backwards, ("brokers",), 40),
+    ("a chunk has its batches in the wrong order", _encoded_backwards, ("brokers",), 100),
 )
