@@ -5,6 +5,7 @@ must stay. It never removes the tail. Only `delete-records` moves a log start in
 (`cut_by`). A plan over 100,000 segments takes a few passes over arrays.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -56,6 +57,20 @@ def retention(
         return None
     why = " and ".join(name for name, is_passed in passed.items() if is_passed[:count].any())
     return Cut(int(ends[count - 1]), why)
+
+
+def expiry_ms(
+    columns: SegmentColumns, partition: Partition, config: TopicConfig, now_ms: int
+) -> float:
+    """Return the earliest time in ms at which `retention.ms` may remove a segment; inf: never."""
+    if "delete" not in config.cleanup_policy or config.retention_ms == UNLIMITED:
+        return math.inf
+    is_live = (columns.end_offset > partition.log_start_offset) & (
+        columns.end_offset <= partition.sealed_end
+    )
+    # Until a timestamp in the future has passed, the time of the commit decides instead of it.
+    newest_ms = np.minimum(columns.newest_ms(now_ms), columns.timestamp_max)[is_live]
+    return int(newest_ms[0]) + config.retention_ms + 1 if len(newest_ms) else math.inf
 
 
 def below(columns: SegmentColumns, partition: Partition, log_start_offset: int) -> int:

@@ -30,6 +30,7 @@ from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
 from tidelog.service.operations.compaction_jobs import Compact, CompactionJob, no_store
 from tidelog.service.server.open_for_maintenance import opened_cluster
+from tidelog.service.server.retention_looks import RetentionLooks
 from tidelog.service.settings.maintenance import MaintenanceSettings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
@@ -62,6 +63,7 @@ async def run_maintenance(
     if not interval_s or settings.is_in_memory:
         return  # data in memory ends with the process
     counters.is_running = True
+    looks = RetentionLooks(broker)
     draws = random.Random(broker.clock.new_id())
     for number in itertools.count():
         # Jitter, so that brokers that started together do not run every round together.
@@ -69,7 +71,9 @@ async def run_maintenance(
         counters.rounds += 1
         try:
             is_collecting = number % COLLECTED_EVERY == 0
-            await maintain_once(settings, broker, counters, is_collecting=is_collecting)
+            await maintain_once(
+                settings, broker, counters, is_collecting=is_collecting, looks=looks
+            )
         except (LogError, OSError) as error:
             counters.failures += 1
             log.warning("retention and collection failed and will be retried: %s", error)
@@ -97,7 +101,7 @@ async def check_tables(broker: Broker) -> None:
     except LogError as error:
         log.warning("not all tables could be checked at the start: %s", error)
     finally:
-        _note_doubts(broker, session)
+        _note_doubts(broker, session, [*broker.state.topics])
         await session.close()
 
 
@@ -107,15 +111,30 @@ async def maintain_once(
     counters: MaintenanceCounters,
     *,
     is_collecting: bool = True,
+    looks: RetentionLooks | None = None,
 ) -> None:
-    """Run retention once, then collection. Raises LogError."""
+    """Run retention once, then collection. Raises LogError.
+
+    With `looks`, retention leaves out topics in which nothing is due.
+    """
     session = MaintenanceSession.of_broker(broker)
+    looked: list[str] = []
+
+    def is_due(topic: Topic) -> bool:
+        if looks is not None and not looks.is_due(topic, broker.store_time.now_ms()):
+            return False
+        looked.append(topic.name)
+        return True
+
+    on_nothing_due = _forget if looks is None else looks.note
     try:
         with _noted(broker, counters, "retain"):
-            await _retain(session, counters)
+            await _retain(session, counters, is_due, on_nothing_due)
             await _undo_rearrangements(session)
     finally:
-        _note_doubts(broker, session)
+        if looks is not None:
+            looks.forget_deleted()
+        _note_doubts(broker, session, looked)
         await session.close()
         if is_collecting:  # also after a failure, because one topic must not stop collection
             with _noted(broker, counters, "collect"):
@@ -188,15 +207,33 @@ def compactor(settings: MaintenanceSettings, broker: Broker) -> Compact:
     return work
 
 
-def _note_doubts(broker: Broker, session: MaintenanceSession) -> None:
-    """Tell the broker what a round over all topics found about their tables."""
-    for name, topic in broker.state.topics.items():
-        error = session.skipped.get(name)
-        broker.stored.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
+def _note_doubts(broker: Broker, session: MaintenanceSession, names: Sequence[str]) -> None:
+    """Tell the broker what a round over these topics found about their tables."""
+    for name in names:
+        topic = broker.state.topics.get(name)
+        if topic is not None:
+            error = session.skipped.get(name)
+            broker.stored.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
 
 
-async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:
-    for outcome in await retain(cluster, None, is_dry=False, rewrite_bytes_max=REWRITE_BYTES_MAX):
+def _forget(topic: Topic, due_ms: float) -> None:
+    """Take what retention reports, where nothing is remembered."""
+
+
+async def _retain(
+    cluster: MaintenanceSession,
+    counters: MaintenanceCounters,
+    is_due: Callable[[Topic], bool],
+    on_nothing_due: Callable[[Topic, float], None],
+) -> None:
+    for outcome in await retain(
+        cluster,
+        None,
+        is_dry=False,
+        rewrite_bytes_max=REWRITE_BYTES_MAX,
+        is_due=is_due,
+        on_nothing_due=on_nothing_due,
+    ):
         counters.retentions += 1
         log.info(
             "%s-%d: log start offset is now %d: %s",

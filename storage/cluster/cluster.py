@@ -36,6 +36,13 @@ class Cluster:
         membership, me = self._membership, self._membership.me
         return Members(me, membership.reached, self.peer_api.target or me, membership.others)
 
+    def owns(self, task: str) -> bool:
+        """Return whether this broker does the task, such as the upkeep of a topic's id.
+
+        Brokers may disagree for a while, so a task must be right if several do it, or none.
+        """
+        return self._membership.is_first_for(task)
+
     async def secret(self) -> bytes:
         """Return the cluster's secret: 32 bytes, the same on every broker. Raises StoreUnfit."""
         membership = self._membership

@@ -1,5 +1,6 @@
 """Plans of retention, merging and compaction, and the rules of garbage, against plain models."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -85,6 +86,24 @@ def test_retention_takes_the_oldest_segments_that_kafka_would(
     assert below == sum(
         file.end_offset <= min(log_start_offset, partition.sealed_end) for file in files
     )
+
+
+@examples(300)
+@given(partitions(), st.integers(-1, 1000), st.integers(0, 3000))
+def test_nothing_expires_before_its_time(
+    files_and_partition: tuple[list[SegmentFile], Partition], retention_ms: int, later_ms: int
+) -> None:
+    """So a table need not be looked at before; at that time, there is something to remove."""
+    files, partition = files_and_partition
+    columns = SegmentColumns.of(files)
+    config = effective({"retention.ms": str(retention_ms)})
+    expiry_ms = plan.expiry_ms(columns, partition, config, NOW_MS)
+    if NOW_MS + later_ms < expiry_ms:
+        assert plan.retention(columns, partition, config, NOW_MS + later_ms) is None
+    elif all(file.timestamp_max <= NOW_MS for file in files):
+        assert plan.retention(columns, partition, config, NOW_MS + later_ms) is not None
+    compacted = effective({"retention.ms": str(retention_ms), "cleanup.policy": "compact"})
+    assert plan.expiry_ms(columns, partition, compacted, NOW_MS) == math.inf
 
 
 def test_retention_of_100_000_segments_is_planned_in_under_a_second() -> None:

@@ -4,8 +4,8 @@ Brokers are real processes. Their store is the counting server, which sees all r
 Delta's own client too; a PUT takes 60 ms and a GET 30 ms there. Rates do not depend on how fast
 this machine is, as long as it keeps up.
 
-Retention looks at each table every 5 minutes. Here it does so every ROUND_S seconds, and what it
-asks of the tables is divided by how much more often that is.
+Retention looks at each table once an hour if nothing is due in it. So what the first rounds of
+retention ask of the tables is counted apart, as the requests of an hour.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -36,14 +36,15 @@ from tests.support.counting_s3 import (
 from tests.support.ports import free_port
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 from tests.tools.bench.report import Table, number
+from tidelog.service.server.retention_looks import LOOK_S
 
 SECONDS_A_MONTH = 2_628_000
 PUT_DOLLARS, GET_DOLLARS = 5 / 1e6, 0.4 / 1e6
 DOLLARS = {"PUT": PUT_DOLLARS, "POST": PUT_DOLLARS, "LIST": PUT_DOLLARS, "DELETE": 0.0}
 """Of a request by its verb; any other has the price of a GET."""
 S3_STANDARD = Latency(write_s=0.06, read_s=0.03, bytes_per_s=80e6)
-RETENTION_S, ROUND_S = 300.0, 20.0
-"""Time between two looks of retention: the default, and here."""
+ROUND_S = 20.0
+"""Mean time between two rounds of retention here."""
 TABLE_KINDS = {"table log", "segment"}
 PROBE_S = 2.0
 RECORD_BYTES = 100
@@ -107,6 +108,9 @@ SETTLED_S = 2.0
 """Before a measurement: requests of the start are none of a month's."""
 
 
+NO_LOOKS: Mapping[Request, int] = {}
+
+
 class Cost(NamedTuple):
     """Requests a second by what they have in common."""
 
@@ -154,13 +158,15 @@ def _dollars(request: Request, rate: float) -> float:
     return SECONDS_A_MONTH * rate * DOLLARS.get(request.verb, GET_DOLLARS)
 
 
-def cost_of(counts: Counts, seconds: float, *, has_tables: bool = False) -> Cost:
-    """Return the rates of a measurement. `has_tables`: retention looked each ROUND_S seconds."""
-    rates = {}
-    for request, count in counts.requests.items():
-        is_of_retention = has_tables and request.kind in TABLE_KINDS
-        rates[request] = count / seconds * (ROUND_S / RETENTION_S if is_of_retention else 1.0)
-    return Cost(rates)
+def cost_of(counts: Counts, seconds: float, looks: Mapping[Request, int] = NO_LOOKS) -> Cost:
+    """Return the rates of a measurement, and of looks that come once in LOOK_S seconds."""
+    requests = {*counts.requests, *looks}
+    return Cost(
+        {
+            request: counts.requests[request] / seconds + looks.get(request, 0) / LOOK_S
+            for request in requests
+        }
+    )
 
 
 # -- a cluster and its clients
@@ -335,11 +341,26 @@ def measured(case: Case, server: RunningServer, folder: Path, seconds: float) ->
         clients = Clients(case, cluster)
         asyncio.run(clients.run(SETTLED_S))
         server.reset()
+        looks = _first_looks(server, clients) if case.topics else NO_LOOKS
+        server.reset()
         produced, consumed, began_s = clients.produced, clients.consumed, time.monotonic()
         asyncio.run(clients.run(seconds))
         counts, took_s = server.counts(), time.monotonic() - began_s
-    cost = cost_of(counts, took_s, has_tables=bool(case.topics))
+    cost = cost_of(counts, took_s, looks)
     return Measurement(cost, clients.produced - produced, clients.consumed - consumed)
+
+
+def _first_looks(server: RunningServer, clients: Clients) -> Mapping[Request, int]:
+    """Return what the first rounds of retention ask of the tables: until a round asks nothing."""
+    looks: Counter[Request] = Counter()
+    while True:
+        asyncio.run(clients.run(1.5 * ROUND_S))
+        requests = server.counts().requests
+        server.reset()
+        new_looks = {key: count for key, count in requests.items() if key.kind in TABLE_KINDS}
+        looks.update(new_looks)
+        if not new_looks:
+            return looks
 
 
 def seal_cost(server: RunningServer, folder: Path, seals: int) -> Cost:

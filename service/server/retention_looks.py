@@ -1,0 +1,92 @@
+"""The topics whose tables a round of retention has to look at: those in which something is due.
+
+A look opens a table, and each opening costs requests to the store. Retention depends on the table's
+segments, which the broker remembers as a time, and on the state, which it has. So a topic in which
+nothing changes is not opened until its oldest segment expires. One broker looks at each topic. A
+commit of another program to an idle table is found by the next reader or seal, or within LOOK_S.
+"""
+
+import math
+from array import array
+from typing import NamedTuple
+
+from tidelog.compaction.plan import UNLIMITED
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.state.topic import Topic
+
+LOOK_S = 3600.0
+"""Longest time between two looks at the table of a topic that has segments."""
+
+
+class _Look(NamedTuple):
+    """A look at a table in which nothing was due, and the state of the topic then."""
+
+    config: TopicConfig
+    log_starts: "array[int]"
+    sealed_ends: "array[int]"
+    due_ms: float
+    at_s: float
+
+    @property
+    def depends_on_seals(self) -> bool:
+        """Whether a new segment, which is the newest, may make something due.
+
+        That is so if there is a limit of bytes, if there was no segment that expires, and if
+        deleted records were not sealed yet: their seal puts them into the table.
+        """
+        ends = zip(self.log_starts, self.sealed_ends, strict=True)
+        return (
+            self.config.retention_bytes != UNLIMITED
+            or math.isinf(self.due_ms)
+            or any(log_start > sealed_end for log_start, sealed_end in ends)
+        )
+
+
+class RetentionLooks:
+    """The last look at each topic, of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._looks: dict[str, _Look] = {}
+
+    def is_due(self, topic: Topic, now_ms: int) -> bool:
+        """Return whether this broker has to look at the topic's table now."""
+        if topic.name in self._broker.stored.doubts():
+            return True
+        return self._broker.cluster.owns(topic.topic_id) and self._needs_look(topic, now_ms)
+
+    def forget_deleted(self) -> None:
+        """Forget the topics that are deleted (I10)."""
+        topic_ids = {topic.topic_id for topic in self._broker.state.topics.values()}
+        for topic_id in self._looks.keys() - topic_ids:
+            del self._looks[topic_id]
+
+    def note(self, topic: Topic, due_ms: float) -> None:
+        """Remember that nothing is due in a topic until `due_ms`."""
+        self._looks[topic.topic_id] = _Look(
+            topic.config,
+            _log_starts(topic),
+            _sealed_ends(topic),
+            due_ms,
+            self._broker.clock.boot_s(),
+        )
+
+    def _needs_look(self, topic: Topic, now_ms: int) -> bool:
+        look = self._looks.get(topic.topic_id)
+        sealed_ends = _sealed_ends(topic)
+        if look is None:
+            return any(sealed_ends)  # else there is no table
+        if look.config != topic.config or look.log_starts != _log_starts(topic):
+            return True
+        if look.sealed_ends != sealed_ends and look.depends_on_seals:
+            return True
+        return now_ms >= look.due_ms or self._broker.clock.boot_s() >= look.at_s + LOOK_S
+
+
+def _log_starts(topic: Topic) -> "array[int]":
+    return array("q", [partition.log_start_offset for partition in topic.partitions])
+
+
+def _sealed_ends(topic: Topic) -> "array[int]":
+    return array("q", [partition.sealed_end for partition in topic.partitions])
