@@ -16,7 +16,9 @@ from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.topic import Topic
 
 LOOK_S = 3600.0
-"""Longest time between two looks at the table of a topic that has segments."""
+"""Longest time between two looks of a topic's own broker at a table with segments."""
+OTHERS_LOOK_S = 6 * LOOK_S
+"""The same for the other brokers: the topic's own broker may run no retention."""
 
 
 class _Look(NamedTuple):
@@ -48,13 +50,19 @@ class RetentionLooks:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._began_s = broker.clock.boot_s()
         self._looks: dict[str, _Look] = {}
 
     def is_due(self, topic: Topic, now_ms: int) -> bool:
         """Return whether this broker has to look at the topic's table now."""
         if topic.name in self._broker.stored.doubts():
             return True
-        return self._broker.cluster.owns(topic.topic_id) and self._needs_look(topic, now_ms)
+        if self._broker.cluster.owns(topic.topic_id):
+            return self._needs_look(topic, now_ms)
+        look = self._looks.get(topic.topic_id)
+        last_s = self._began_s if look is None else look.at_s
+        is_late = self._broker.clock.boot_s() >= last_s + OTHERS_LOOK_S
+        return is_late and any(partition.sealed_end for partition in topic.partitions)
 
     def forget_deleted(self) -> None:
         """Forget the topics that are deleted (I10)."""

@@ -8,7 +8,7 @@ import pytest
 from tests.service.conftest import QUIET, append
 from tests.service.test_health import MovedClock
 from tidelog.service.server.maintenance import maintain_once
-from tidelog.service.server.retention_looks import LOOK_S, RetentionLooks
+from tidelog.service.server.retention_looks import LOOK_S, OTHERS_LOOK_S, RetentionLooks
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.storage.broker import Broker
@@ -121,6 +121,18 @@ async def test_table_in_doubt_is_looked_at_by_each_broker(
     rounds.broker.stored.note_doubt(topic, TableInDoubt(topic.prefix, 1, "why"))
     assert await rounds.opened()
     assert not rounds.broker.stored.doubts(), "its doubt is over"
+    assert not await rounds.opened()
+
+
+async def test_other_brokers_look_where_own_broker_does_not(
+    rounds: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds.broker.cluster, "owns", lambda _: False)
+    await rounds.add_segment()
+    assert not await rounds.opened()
+    rounds.clock.skipped_s = OTHERS_LOOK_S + 1
+    await rounds.broker.refresh()
+    assert await rounds.opened()
     assert not await rounds.opened()
 
 
