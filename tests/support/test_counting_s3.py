@@ -58,7 +58,8 @@ async def test_each_request_of_a_store_is_counted_once(counting_s3: RunningServe
         Request("tidelog", "LIST", "wal", 200): 1,
         Request("tidelog", "DELETE", "wal", 200): 1,
     }
-    assert (counts.bytes_in["tidelog"] > 6, counts.of(verb="PUT"), counts.objects) == (True, 2, 0)
+    assert counts.bytes_in["tidelog"] > 6
+    assert counts.of(verb="PUT") == 2
 
 
 async def test_requests_of_deltalake_are_seen(counting_s3: RunningServer) -> None:

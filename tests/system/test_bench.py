@@ -110,7 +110,8 @@ def test_a_watch_tells_threads_apart() -> None:
     assert watch.resident_at(0.5) > 0
 
 
-def test_costs(counting_s3: RunningServer, tmp_path: Path) -> None:
+def test_costs(counting_s3: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "ROUND_S", 1.0)
     case = costs.Case("a case", topics=1, seals=1, records_s=50, readers=1, is_probed=True)
     measurement = costs.measured(case, counting_s3, tmp_path / "case", 1.0)
     assert measurement.produced > 0
