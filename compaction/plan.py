@@ -42,9 +42,7 @@ def retention(
     """
     if "delete" not in config.cleanup_policy:
         return None
-    is_live = (columns.end_offset > partition.log_start_offset) & (
-        columns.end_offset <= partition.sealed_end
-    )
+    is_live = _is_live(columns, partition)
     ends, sizes = columns.end_offset[is_live], columns.size[is_live]
     later_bytes = int(sizes.sum()) + partition.tail_bytes - np.cumsum(sizes)
     passed: dict[str, np.ndarray] = {}
@@ -65,9 +63,7 @@ def expiry_ms(
     """Return the earliest time in ms at which `retention.ms` may remove a segment; inf: never."""
     if "delete" not in config.cleanup_policy or config.retention_ms == UNLIMITED:
         return math.inf
-    is_live = (columns.end_offset > partition.log_start_offset) & (
-        columns.end_offset <= partition.sealed_end
-    )
+    is_live = _is_live(columns, partition)
     # Until a timestamp in the future has passed, the time of the commit decides instead of it.
     newest_ms = np.minimum(columns.newest_ms(now_ms), columns.timestamp_max)[is_live]
     return int(newest_ms[0]) + config.retention_ms + 1 if len(newest_ms) else math.inf
@@ -88,6 +84,12 @@ def cut_by(columns: SegmentColumns, partition: Partition, log_start_offset: int)
     if position == len(columns.path) or columns.end_offset[position] > partition.sealed_end:
         return None
     return position if columns.base_offset[position] < log_start_offset else None
+
+
+def _is_live(columns: SegmentColumns, partition: Partition) -> np.ndarray:
+    """Return for each segment whether it is sealed and has records from the log start on."""
+    ends = columns.end_offset
+    return (ends > partition.log_start_offset) & (ends <= partition.sealed_end)
 
 
 def _leading(is_wanted: np.ndarray) -> int:

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -47,21 +47,28 @@ def s3_store() -> Iterator[Store]:
 
 @contextlib.contextmanager
 def brokers(
-    count: int, store: Store, folder: Path, **settings: object
+    count: int,
+    store: Store,
+    folder: Path,
+    own_settings: Sequence[Mapping[str, object]] = (),
+    **settings: object,
 ) -> Iterator[list[BrokerProcess]]:
     """Start `count` brokers of one cluster; yield them when all are ready.
 
+    `own_settings` are those of each broker, in order, beside `settings` of all.
+
     Those that still run at the end are killed.
     """
+    names = [f"broker-{number}" for number in range(1, count + 1)]
     with contextlib.ExitStack() as stack:
         processes = [
             BrokerProcess(
                 store.url,
                 folder / f"{name}.log",
-                {"broker_id": name, "hot_dir": folder / name, **store.settings, **settings},
+                {"broker_id": name, "hot_dir": folder / name, **store.settings, **settings, **own},
                 {**os.environ, **store.environment},
             )
-            for name in (f"broker-{number}" for number in range(1, count + 1))
+            for name, own in zip(names, own_settings or [{}] * count, strict=True)
         ]
         for broker in processes:
             stack.callback(broker.kill)

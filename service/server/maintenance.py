@@ -115,26 +115,16 @@ async def maintain_once(
 ) -> None:
     """Run retention once, then collection. Raises LogError.
 
-    With `looks`, retention leaves out topics in which nothing is due.
+    Retention leaves out topics in which nothing is due, as `looks` remembers from earlier rounds.
     """
     session = MaintenanceSession.of_broker(broker)
-    looked: list[str] = []
-
-    def is_due(topic: Topic) -> bool:
-        if looks is not None and not looks.is_due(topic, broker.store_time.now_ms()):
-            return False
-        looked.append(topic.name)
-        return True
-
-    on_nothing_due = _forget if looks is None else looks.note
+    looks = looks or RetentionLooks(broker)
     try:
         with _noted(broker, counters, "retain"):
-            await _retain(session, counters, is_due, on_nothing_due)
+            await _retain(session, counters, looks)
             await _undo_rearrangements(session)
     finally:
-        if looks is not None:
-            looks.forget_deleted()
-        _note_doubts(broker, session, looked)
+        _note_doubts(broker, session, looks.end_round())
         await session.close()
         if is_collecting:  # also after a failure, because one topic must not stop collection
             with _noted(broker, counters, "collect"):
@@ -216,23 +206,16 @@ def _note_doubts(broker: Broker, session: MaintenanceSession, names: Sequence[st
             broker.stored.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
 
 
-def _forget(topic: Topic, due_ms: float) -> None:
-    """Take what retention reports, where nothing is remembered."""
-
-
 async def _retain(
-    cluster: MaintenanceSession,
-    counters: MaintenanceCounters,
-    is_due: Callable[[Topic], bool],
-    on_nothing_due: Callable[[Topic, float], None],
+    cluster: MaintenanceSession, counters: MaintenanceCounters, looks: RetentionLooks
 ) -> None:
     for outcome in await retain(
         cluster,
         None,
         is_dry=False,
         rewrite_bytes_max=REWRITE_BYTES_MAX,
-        is_due=is_due,
-        on_nothing_due=on_nothing_due,
+        is_due=looks.begin_if_due,
+        on_nothing_due=looks.note,
     ):
         counters.retentions += 1
         log.info(

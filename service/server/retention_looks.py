@@ -52,23 +52,32 @@ class RetentionLooks:
         self._broker = broker
         self._began_s = broker.clock.boot_s()
         self._looks: dict[str, _Look] = {}
+        self._looked: list[str] = []  # in this round
 
-    def is_due(self, topic: Topic, now_ms: int) -> bool:
-        """Return whether this broker has to look at the topic's table now."""
-        if topic.name in self._broker.stored.doubts():
-            return True
-        if self._broker.cluster.owns(topic.topic_id):
-            return self._needs_look(topic, now_ms)
-        look = self._looks.get(topic.topic_id)
-        last_s = self._began_s if look is None else look.at_s
-        is_late = self._broker.clock.boot_s() >= last_s + OTHERS_LOOK_S
-        return is_late and any(partition.sealed_end for partition in topic.partitions)
+    def begin_if_due(self, topic: Topic) -> bool:
+        """Return whether this broker looks at the topic's table in this round."""
+        is_due = self._is_due(topic)
+        if is_due:
+            self._looked.append(topic.name)
+        return is_due
 
-    def forget_deleted(self) -> None:
-        """Forget the topics that are deleted (I10)."""
+    def end_round(self) -> list[str]:
+        """Return the topics of this round, and forget the looks at deleted topics (I10)."""
         topic_ids = {topic.topic_id for topic in self._broker.state.topics.values()}
         for topic_id in self._looks.keys() - topic_ids:
             del self._looks[topic_id]
+        looked, self._looked = self._looked, []
+        return looked
+
+    def _is_due(self, topic: Topic) -> bool:
+        if topic.name in self._broker.stored.doubts():
+            return True
+        if self._broker.cluster.owns(topic.topic_id):
+            return self._needs_look(topic)
+        look = self._looks.get(topic.topic_id)
+        last_s = self._began_s if look is None else look.at_s
+        is_late = self._broker.clock.boot_s() >= last_s + OTHERS_LOOK_S
+        return is_late and any(_sealed_ends(topic))
 
     def note(self, topic: Topic, due_ms: float) -> None:
         """Remember that nothing is due in a topic until `due_ms`."""
@@ -80,7 +89,7 @@ class RetentionLooks:
             self._broker.clock.boot_s(),
         )
 
-    def _needs_look(self, topic: Topic, now_ms: int) -> bool:
+    def _needs_look(self, topic: Topic) -> bool:
         look = self._looks.get(topic.topic_id)
         sealed_ends = _sealed_ends(topic)
         if look is None:
@@ -89,6 +98,7 @@ class RetentionLooks:
             return True
         if look.sealed_ends != sealed_ends and look.depends_on_seals:
             return True
+        now_ms = self._broker.store_time.now_ms()
         return now_ms >= look.due_ms or self._broker.clock.boot_s() >= look.at_s + LOOK_S
 
 

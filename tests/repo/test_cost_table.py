@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.tools.bench.costs import CASES, COLUMNS, GET_DOLLARS, PUT_DOLLARS, SECONDS_A_MONTH
+from tests.tools.bench.costs import CASES, COLUMNS
 from tests.tools.bench.publish import PAGE, rows_of
+from tidelog.service.telemetry.store_costs import GET_USD, MONTH_S, PUT_USD
 
 ROUNDED = 0.03
 """A rate is printed with three digits."""
@@ -15,8 +16,8 @@ def test_dollars_are_rates_by_prices() -> None:
     titles = [title.partition(" (")[0] for title, *_ in rows]
     assert titles[1:] == [case.title.partition(" (")[0] for case in CASES]
     for title, puts, lists, gets, _, dollars, _ in rows:
-        price = (_number(puts) + _number(lists)) * PUT_DOLLARS + _number(gets) * GET_DOLLARS
-        expected = pytest.approx(price * SECONDS_A_MONTH, rel=ROUNDED, abs=0.01)
+        price = (_number(puts) + _number(lists)) * PUT_USD + _number(gets) * GET_USD
+        expected = pytest.approx(price * MONTH_S, rel=ROUNDED, abs=0.01)
         assert _number(dollars.lstrip("$")) == expected, title
 
 

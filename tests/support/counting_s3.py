@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import random
-import re
 import subprocess
 import sys
 import time
@@ -33,6 +32,8 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
+from tidelog.storage.core import object_keys
+
 BUCKET = "tidelog"
 CONTROL = "-"
 """The path of what is no S3; no bucket has this name."""
@@ -41,7 +42,6 @@ P99_FACTOR = 3.0
 """How much longer than the median one request in a hundred takes."""
 BODY_BYTES_MAX = 1 << 30
 _Z99 = 2.326  # the 99th percentile of the normal distribution
-_KINDS = re.compile(r"(?:^|/)(wal|checkpoints|data|brokers|probe|maintenance)/")
 
 
 class Request(NamedTuple):
@@ -83,18 +83,6 @@ class StoredObject(NamedTuple):
     @property
     def etag(self) -> str:
         return f'"{hashlib.md5(self.body, usedforsecurity=False).hexdigest()}"'
-
-
-def kind_of(key: str) -> str:
-    """Return the kind of an object in tidelog's layout, by its key or a prefix of keys."""
-    if "_delta_log" in key:
-        return "table log"
-    if key.endswith(".parquet") or "/partition=" in key:
-        return "segment"
-    match = _KINDS.search(key)
-    if match is not None:
-        return match[1]
-    return "cluster" if key.endswith(".json") else "other"
 
 
 class CountingS3:
@@ -336,10 +324,10 @@ def _client(request: web.Request) -> str:
 
 def _requested_kind(request: web.Request, key: str, body: bytes) -> str:
     if key:
-        return kind_of(key)
+        return object_keys.kind(key)
     if request.method == "POST":
-        return kind_of(next(_keys_in(body), ""))
-    return kind_of(request.query.get("prefix", ""))
+        return object_keys.kind(next(_keys_in(body), ""))
+    return object_keys.kind(request.query.get("prefix", ""))
 
 
 def _keys_in(body: bytes) -> Iterator[str]:

@@ -7,7 +7,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.counting_s3 import Counts, Latency, Request, RunningServer, kind_of
+from tests.support.counting_s3 import Counts, Latency, Request, RunningServer
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 from tidelog.storage.core import object_keys
 from tidelog.storage.store.s3 import S3Store
@@ -39,7 +39,7 @@ async def opened(server: RunningServer, prefix: str) -> S3Store:
     ],
 )
 def test_kind_of_an_object_is_in_its_key(key: str, kind: str) -> None:
-    assert kind_of(key) == kind
+    assert object_keys.kind(key) == kind
 
 
 async def test_each_request_of_a_store_is_counted_once(counting_s3: RunningServer) -> None:

@@ -11,7 +11,6 @@ retention ask of the tables is counted apart, as the requests of an hour.
 import asyncio
 import contextlib
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -37,10 +36,9 @@ from tests.support.ports import free_port
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 from tests.tools.bench.report import Table, number
 from tidelog.service.server.retention_looks import LOOK_S
+from tidelog.service.telemetry.store_costs import GET_USD, MONTH_S, PUT_USD
 
-SECONDS_A_MONTH = 2_628_000
-PUT_DOLLARS, GET_DOLLARS = 5 / 1e6, 0.4 / 1e6
-DOLLARS = {"PUT": PUT_DOLLARS, "POST": PUT_DOLLARS, "LIST": PUT_DOLLARS, "DELETE": 0.0}
+DOLLARS = {"PUT": PUT_USD, "POST": PUT_USD, "LIST": PUT_USD, "DELETE": 0.0}
 """Of a request by its verb; any other has the price of a GET."""
 S3_STANDARD = Latency(write_s=0.06, read_s=0.03, bytes_per_s=80e6)
 ROUND_S = 20.0
@@ -155,7 +153,7 @@ class Cost(NamedTuple):
 
 
 def _dollars(request: Request, rate: float) -> float:
-    return SECONDS_A_MONTH * rate * DOLLARS.get(request.verb, GET_DOLLARS)
+    return MONTH_S * rate * DOLLARS.get(request.verb, GET_USD)
 
 
 def cost_of(counts: Counts, seconds: float, looks: Mapping[Request, int] = NO_LOOKS) -> Cost:
@@ -183,25 +181,12 @@ def cluster_of(
         {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY},
     )
     folder.mkdir(parents=True)
-    with contextlib.ExitStack() as stack:
-        if case.is_zoned:
-            cluster = []
-            for number_of_broker in range(case.brokers):
-                zoned = {"zone": f"zone-{number_of_broker}", "kafka_port": free_port()}
-                name = f"broker-{number_of_broker + 1}"
-                settings = {"broker_id": name, "hot_dir": folder / name, **store.settings}
-                process = BrokerProcess(
-                    store.url,
-                    folder / f"{name}.log",
-                    {**settings, **zoned, **case.settings},
-                    {**os.environ, **store.environment},
-                )
-                stack.callback(process.kill)
-                process.start()
-                cluster.append(process)
-            yield cluster
-        else:
-            yield stack.enter_context(brokers(case.brokers, store, folder, **case.settings))
+    own_settings = [
+        {"zone": f"zone-{place}", "kafka_port": free_port()}
+        for place in range(case.brokers if case.is_zoned else 0)
+    ]
+    with brokers(case.brokers, store, folder, own_settings, **case.settings) as cluster:
+        yield cluster
 
 
 class Clients:
@@ -295,9 +280,8 @@ async def _forever(
         await work(http)
 
 
-def _create_topic(broker: BrokerProcess, name: str, partitions: int, **configs: str) -> None:
-    texts = {key.replace("_", "."): text for key, text in configs.items()}
-    body = {"topic_name": name, "partitions_count": partitions, "configs": texts}
+def _create_topic(broker: BrokerProcess, name: str, partitions: int) -> None:
+    body = {"topic_name": name, "partitions_count": partitions}
     httpx.post(f"{broker.base_url}/admin/topics", json=body, timeout=60).raise_for_status()
 
 
