@@ -13,9 +13,13 @@ SEEDS = 8
 TRACES = """
 import sys
 from tests.sim.runs import simulate
+from tidelog.service.server.serve import leave
 results = [simulate(int(seed)) for seed in sys.argv[1:]]
 print([(result.kind, result.trace) for result in results])
+leave(0)
 """
+"""The process ends as a broker does: once, a native thread aborted it at its exit, after its traces
+were printed."""
 
 
 def started(*arguments: str) -> "subprocess.Popen[str]":
