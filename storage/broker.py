@@ -26,6 +26,7 @@ from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSe
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import Notice, announced_notice
 from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
+from tidelog.storage.cluster.zone_objects import ZoneObjects
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core.actions import RetireHotLog
 from tidelog.storage.core.errors import (
@@ -55,7 +56,7 @@ from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.store.start_retry import StartRetry
 from tidelog.storage.stored_objects import StoredObjects
 from tidelog.storage.topics import ClusterTopics
-from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.tail_objects import TailObjectCounters, TailObjects
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
 from tidelog.storage.write import hot_log_file, recovered_requests
@@ -85,6 +86,7 @@ class BrokerStats(NamedTuple):
     sealer: SealerCounters
     store: StoreCounters | None
     caches: Mapping[str, CacheStats]
+    tail_objects: TailObjectCounters
     cold_reads: int
     buffered_bytes: int
     buffered_bytes_max: int
@@ -152,16 +154,20 @@ class Broker:
         self.clock = wal.clock
         self.store_time = wal.store_time
         self.store_url = wal.store.url
-        announced = AnnouncedChunks()
         self._membership = membership = Membership(
             wal.store, wal.clock, name, wal.cluster.cluster_id, settings.membership
         )
-        self._sequencer = Sequencer(wal, membership, peers, announced, settings.sequencer)
+        tail_objects = TailObjects(
+            wal.store,
+            settings.reader.object_cache_bytes,
+            ZoneObjects(membership, wal.clock, peers),
+        )
+        self._sequencer = Sequencer(wal, membership, peers, tail_objects, settings.sequencer)
         self._log = Log(
             wal,
             settings,
             committer=self._sequencer,
-            announced=announced,
+            tail_objects=tail_objects,
             owns=membership.is_first_for,
             hot_dir=hot_dir,
             observer=observer,
@@ -180,7 +186,7 @@ class Broker:
         self.groups = ClusterGroups(
             self._log, self.records, self._coordinator, may_describe, settings.group_delay_s
         )
-        self.cluster = Cluster(membership, self._sequencer, self._retry)
+        self.cluster = Cluster(membership, self._sequencer, tail_objects, self._retry)
         self.access = ClusterAccess(self._log)
         self.stored = StoredObjects(self._log)
         self._settings = settings
@@ -249,7 +255,8 @@ class Broker:
     async def _start(self, hot_dir: Path | None) -> None:
         # In this order, parts receive applied entries.
         subscribers = (self._sequencer, self._log, self._coordinator)
-        await self._retry.until_done(lambda: self._log.wal.load(subscribers))
+        tail_objects = self._log.reader.tail_objects
+        await self._retry.until_done(lambda: self._log.wal.load(subscribers, tail_objects))
         bounds = self.state.bounds
         if bounds.is_test:
             log.warning("the cluster has bounds for tests: %s", bounds.now)
@@ -289,14 +296,15 @@ class Broker:
             self._log.writer.adopt(kept_files)
 
     async def join(
-        self, address: str, port: int = 0, kafka: tuple[KafkaListener, ...] = ()
+        self, address: str, port: int = 0, kafka: tuple[KafkaListener, ...] = (), zone: str = ""
     ) -> None:
         """Register as a broker of the cluster.
 
         From now on, peers must be able to reach this broker at `address`, and clients at `port` and
-        `kafka`. Without `join`, a broker commits alone.
+        `kafka`. Brokers with the same `zone` read each object of other brokers once, for all of
+        them. Without `join`, a broker commits alone.
         """
-        await self._membership.join(address, port, kafka)
+        await self._membership.join(address, port, kafka, zone)
         self._sequencer.announcer.announce(announced_notice(Notice(self._membership.me.id)))
         self._tasks.append(begin_duty("liveness", self._membership.run()))
         if kafka:
@@ -445,6 +453,7 @@ class Broker:
     def stats(self) -> BrokerStats:
         engine, sequencer = self._log, self._sequencer
         reader, tail, writer = engine.reader, engine.tail, engine.writer
+        objects = reader.tail_objects
         return BrokerStats(
             writer=writer.counters,
             wal=engine.wal.counters,
@@ -455,9 +464,13 @@ class Broker:
             caches={
                 "tail": CacheStats(tail.bytes, tail.bytes_max),
                 "chunk": cache_stats(reader.chunk_cache),
+                "tail object": CacheStats(
+                    objects.bytes, objects.bytes_max, objects.counters.hits, objects.counters.misses
+                ),
                 "segment": cache_stats(reader.segments.groups),
                 "footer": cache_stats(reader.segments.footers),
             },
+            tail_objects=objects.counters,
             cold_reads=reader.segments.cold_reads,
             buffered_bytes=writer.buffered_bytes,
             buffered_bytes_max=writer.settings.buffer_bytes_max,

@@ -23,7 +23,7 @@ from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
-from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.tail_cache_fill import CommittedTail
@@ -41,7 +41,7 @@ class Log:
         settings: LogSettings,
         *,
         committer: Committer,
-        announced: AnnouncedChunks,
+        tail_objects: TailObjects,
         owns: Callable[[str], bool],
         hot_dir: Path | None,
         observer: Observer,
@@ -51,7 +51,7 @@ class Log:
         self.clock = wal.clock
         self.tail = TailCache(settings.tail_cache_bytes)
         self.tables = OpenTables(wal.store, self._topic_of_id, wal.refresh)
-        self.reader = Reader(wal.store, self.tail, announced, self.tables, settings.reader)
+        self.reader = Reader(wal.store, self.tail, tail_objects, self.tables, settings.reader)
         self.writer = Writer(
             wal,
             settings.writer,

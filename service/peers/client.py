@@ -30,6 +30,7 @@ METRICS = f"/peers/v{PROTOCOL}/metrics"
 VITALS = f"/peers/v{PROTOCOL}/vitals"
 KAFKA_CLIENTS = f"/peers/v{PROTOCOL}/kafka-clients"
 COMPACTIONS = f"/peers/v{PROTOCOL}/compactions"
+OBJECTS = f"/peers/v{PROTOCOL}/objects"
 
 OK = 200
 UNKNOWN_OUTCOMES = (500, 504)
@@ -191,6 +192,9 @@ class HttpPeers:
 
     async def announce(self, peer: Member, message: bytes) -> None:
         _ = await self.post(peer, ANNOUNCE, message)
+
+    async def read_object(self, peer: Member, message: bytes) -> Part:
+        return await self.post(peer, OBJECTS, message)
 
     async def close(self) -> None:
         """Close all connections, including connections with a pending request.

@@ -1,9 +1,10 @@
 """The listener for other brokers (peers), on a port of its own.
 
-It has eight routes:
+It has nine routes:
 
 - a forwarded draft;
 - announced entries;
+- parts of the objects of tails, which a broker reads for its zone;
 - requests of consumer instances for groups that this broker coordinates;
 - confirmations that the answers to such requests arrived;
 - this broker's metrics, for a worker that shares its port for clients;
@@ -57,6 +58,7 @@ from tidelog.service.peers.client import (
     HAND_OVER,
     KAFKA_CLIENTS,
     METRICS,
+    OBJECTS,
     VITALS,
 )
 from tidelog.service.peers.forwarding import Forwarded
@@ -68,7 +70,7 @@ from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, Unavailable
 
 REPORTS = frozenset({METRICS, VITALS, KAFKA_CLIENTS, COMPACTIONS})
-ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_ARRIVED, GROUP_LOST}
+ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, OBJECTS, GROUP_REQUEST, GROUP_ARRIVED, GROUP_LOST}
 PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 """Bound of a request's body. A peer commits a larger draft by itself. A draft with uploaded chunks
 is only a header, of about 60 bytes a chunk."""
@@ -77,6 +79,8 @@ CONNECTIONS_MAX = 2_500
 STRANGERS_SHARE = 8
 """At most one connection in this number may be unproved: its peer has not sent the token yet."""
 BODIES_BYTES_MAX = 4 * PEER_BODY_BYTES_MAX
+OBJECTS_AT_ONCE = 16
+"""Maximum number of parts of objects (4 MiB) that are read or sent at the same time."""
 KEEP_ALIVE_S = 600
 """The listener closes a connection that is idle for this time. It is longer than the pause between
 two announcements of a peer. If the listener closed a connection at the moment when the peer sends a
@@ -105,6 +109,8 @@ class PeerApp:
         """
         self._signatures = signatures
         self._api = broker.cluster.peer_api
+        self._cluster = broker.cluster
+        self._object_slots = asyncio.Semaphore(OBJECTS_AT_ONCE)
         self._new_id = broker.clock.new_id
         self._groups = groups
         self._requests = broker.groups.rest.requests
@@ -116,10 +122,17 @@ class PeerApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        async with contextlib.AsyncExitStack() as slots:
+            await self._answer(scope, receive, send, slots)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, slots: contextlib.AsyncExitStack
+    ) -> None:
+        """Answer a request. It keeps the slot that it needs until its answer is sent."""
         status, body = 200, b""
         request = HttpRequest(scope, receive, send, self.bodies)
         try:
-            body = await self._do(request)
+            body = await self._do(request, slots)
         except _RefusedMessage as error:
             status, body = error.status, str(error).encode()
         except Corrupt as error:
@@ -142,7 +155,7 @@ class PeerApp:
         signature = dict(scope["headers"]).get(HEADER.encode(), b"")
         return self._signatures.accepts(signature, scope["path"], message)
 
-    async def _do(self, request: HttpRequest) -> bytes:
+    async def _do(self, request: HttpRequest, slots: contextlib.AsyncExitStack) -> bytes:
         scope, message = request.scope, await self._message(request)
         path, is_trusted = scope["path"], self._is_trusted(scope, message)
         if not is_trusted and path != GROUP_REQUEST:
@@ -153,6 +166,9 @@ class PeerApp:
         if path == ANNOUNCE:
             self._api.on_announcements(message)
             return b""
+        if path == OBJECTS:
+            await slots.enter_async_context(self._object_slots)
+            return await self._cluster.read_object(message)
         if (report := self._reports.get(path)) is not None:
             content = report()
             return content if isinstance(content, bytes) else await content

@@ -162,7 +162,7 @@ async def _join(service: Service, files: ConnectionLimits) -> None:
     )
     service.closing.push_async_callback(listener.close)
     address = await listener.start(settings.peer_address)
-    await service.broker.join(address, settings.port, service.advertised)
+    await service.broker.join(address, settings.port, service.advertised, settings.zone)
 
 
 async def _serve_http(

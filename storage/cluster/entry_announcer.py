@@ -23,6 +23,7 @@ from tidelog.storage.cluster.messages import (
     encode_announcements,
 )
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import TASK_ENDS
 
@@ -36,7 +37,7 @@ the oldest."""
 
 
 class PeerTransport(Protocol):
-    """Sender of messages to brokers. Both methods raise LogError if a peer cannot be reached."""
+    """Sender of messages to brokers. The methods raise LogError if a peer cannot be reached."""
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
         """Forward a draft; return the response.
@@ -47,6 +48,9 @@ class PeerTransport(Protocol):
 
     async def announce(self, peer: Member, message: bytes) -> None:
         """Send announcements of committed entries."""
+
+    async def read_object(self, peer: Member, message: bytes) -> Part:
+        """Ask for bytes of an object (`ObjectRange`); return them."""
 
 
 @dataclass
@@ -87,11 +91,13 @@ class Announcer:
 
     def announce(self, entry: EntryAnnouncement, *, but: Collection[str] = ()) -> None:
         """Announce the entry to every live peer whose id is not in `but`. Do not wait."""
+        zone = self.membership.me.zone_name
         if len(self._senders) > len(self.membership.others):
             self._forget_stopped()
         for peer in self.membership.others:
             if peer.id not in but:
-                self._sender(peer).outbox.append(entry)
+                announced = entry.to_zone(is_near=peer.zone_name == zone)
+                self._sender(peer).outbox.append(announced)
                 self._start(self._sender(peer))
 
     async def notify(self, notice: Notice, timeout_s: float) -> None:
@@ -206,6 +212,9 @@ class _NoPeers:
         raise ForwardRefused("this broker has no peers")
 
     async def announce(self, peer: Member, message: bytes) -> None:
+        raise ForwardRefused("this broker has no peers")
+
+    async def read_object(self, peer: Member, message: bytes) -> Part:
         raise ForwardRefused("this broker has no peers")
 
 

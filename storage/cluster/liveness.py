@@ -56,6 +56,12 @@ class Member(msgspec.Struct, frozen=True):
     """The newest level of the format that the broker knows; version 0.1 did not write it."""
     kafka: tuple[KafkaListener, ...] = ()
     """The listener for Kafka's protocol, if there is one."""
+    zone: str = ""
+
+    @property
+    def zone_name(self) -> str:
+        """The broker's availability zone; earlier brokers name it with their Kafka listener."""
+        return self.zone or next((listener.zone for listener in self.kafka), "")
 
     @property
     def number(self) -> int:

@@ -76,12 +76,16 @@ class Membership:
         self._failing_s: float | None = None
         self._failure = ""
 
-    async def join(self, address: str, port: int, kafka: tuple[KafkaListener, ...] = ()) -> None:
+    async def join(
+        self, address: str, port: int, kafka: tuple[KafkaListener, ...] = (), zone: str = ""
+    ) -> None:
         """Write this broker's liveness object, and find the peers; then the caller must call `run`.
 
         `address` is for peers; `port` and `kafka` are for clients.
         """
-        self.me = msgspec.structs.replace(self.me, address=address, port=port, kafka=kafka)
+        self.me = msgspec.structs.replace(
+            self.me, address=address, port=port, kafka=kafka, zone=zone
+        )
         await self._beat_and_look()
 
     async def run(self) -> None:

@@ -16,6 +16,11 @@ from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.core.model import Part
 
 MESSAGE = "message of a peer"
+FAR_BYTES_MAX = 20_000
+"""Maximum bytes of an announcement to another zone. They cost $0.02 a GB, and a million GETs cost
+$0.40."""
+OBJECT_RANGE_BYTES_MAX = 4 * 1024 * 1024
+"""Maximum number of bytes of an object in one answer."""
 
 
 class ForwardRefused(LogError):
@@ -47,6 +52,16 @@ class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
     header: bytes = b""
     body: bytes = b""
 
+    def to_zone(self, *, is_near: bool) -> "EntryAnnouncement":
+        """Return the announcement for a broker of the sender's zone, or of another one.
+
+        Bytes to another zone cost money. Above FAR_BYTES_MAX, a GET of the other zone is cheaper.
+        """
+        if is_near or len(self.header) + len(self.body) <= FAR_BYTES_MAX:
+            return self
+        header = self.header if len(self.header) <= FAR_BYTES_MAX else b""
+        return EntryAnnouncement(self.seq, header)
+
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
     """News of the broker `broker_id`, which has joined or is leaving.
@@ -60,10 +75,19 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
     has_released: bool = False
 
 
+class ObjectRange(msgspec.Struct, frozen=True, array_like=True):
+    """A question for bytes [start, start + length) of an object of the tails."""
+
+    key: str
+    start: int
+    length: int
+
+
 _encoder = msgspec.msgpack.Encoder()
 _forwarded_drafts = msgspec.msgpack.Decoder(ForwardDraft)
 _announcements = msgspec.msgpack.Decoder(list[EntryAnnouncement])
 _notices = msgspec.msgpack.Decoder(Notice)
+_object_ranges = msgspec.msgpack.Decoder(ObjectRange)
 
 
 def encode_forwarded(draft: Draft) -> bytes:
@@ -118,3 +142,20 @@ def decode_notice(header: Part) -> Notice:
         return _notices.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(MESSAGE, f"does not decode: {error}") from error
+
+
+def encode_object_range(asked: ObjectRange) -> bytes:
+    return _encoder.encode(asked)
+
+
+def decode_object_range(message: Part) -> ObjectRange:
+    """Decode a question for a part of an entry or of an upload; raises Corrupt."""
+    try:
+        asked = _object_ranges.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(MESSAGE, f"does not decode: {error}") from error
+    if not object_keys.is_tail_object(asked.key):
+        raise Corrupt(MESSAGE, f"asks for {asked.key!r}, which is no key of an entry or upload")
+    if not (asked.start >= 0 and 0 < asked.length <= OBJECT_RANGE_BYTES_MAX):
+        raise Corrupt(MESSAGE, f"asks for {asked.length} bytes at {asked.start} of an object")
+    return asked

@@ -58,15 +58,16 @@ from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_except
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.store.object_store import upload
-from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.announced import ANNOUNCED_ENTRY_BYTES_MAX
+from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Committed, WalView
 
 __all__ = ["Sequencer", "SequencerCounters", "SequencerSettings"]
 
 log = logging.getLogger("tidelog.sequencer")
 
-TOLD_BYTES_MAX = 64 * 1024
-"""Larger headers, and larger chunks of an entry, are not announced: peers read the store."""
+ANNOUNCED_BODY_BYTES_MAX = 64 * 1024
+"""Larger chunks of an entry are not announced: peers read the object if somebody needs it."""
 TOO_OLD = "the upload was not committed in time and may be collected: retry"
 SKIPPED = "this broker was suspended: the outcome of the request is unknown"
 REFUSED_BROKERS_MAX = 1000
@@ -138,7 +139,7 @@ class Sequencer:
         wal: WalView,
         membership: Membership,
         transport: PeerTransport,
-        announced: AnnouncedChunks,
+        tail_objects: TailObjects,
         settings: SequencerSettings,
     ) -> None:
         self.wal = wal
@@ -149,7 +150,7 @@ class Sequencer:
         self.counters = SequencerCounters()
         self.announcer = Announcer(membership, wal.clock, transport, settings.handover_timeout_s)
         self.beats = PeerBeats(membership, wal.clock, transport)
-        self._announced = announced
+        self._tail_objects = tail_objects
         self._number = 0
         self._own: _ForwardedDraft | None = None
         self._queue: dict[_WaitingDraft, None] = {}  # in order
@@ -437,7 +438,7 @@ class Sequencer:
 
     def _on_announcement(self, entry: EntryAnnouncement) -> None:
         # The body first: the header ends long polls, which then read the body.
-        self._announced.add(object_keys.wal(entry.seq), len(entry.header), entry.body)
+        self._tail_objects.add(object_keys.wal(entry.seq), len(entry.header), entry.body)
         self.wal.on_announced(entry.seq, entry.header)
 
     def _announce(self, committed: Committed) -> None:
@@ -445,10 +446,11 @@ class Sequencer:
         self.counters.commits += 1
         entry, header = committed.entry, committed.header
         size = sum(len(body) for body in committed.bodies)
-        is_small = len(header) <= TOLD_BYTES_MAX
-        body = b"".join(committed.bodies) if is_small and size <= TOLD_BYTES_MAX else b""
+        is_small = len(header) <= ANNOUNCED_ENTRY_BYTES_MAX
+        is_whole = is_small and size <= ANNOUNCED_BODY_BYTES_MAX
+        body = b"".join(committed.bodies) if is_whole else b""
         self._newest = EntryAnnouncement(entry.seq, header if is_small else b"", body)
-        self._announced.add(object_keys.wal(entry.seq), len(header), body)
+        self._tail_objects.add(object_keys.wal(entry.seq), len(header), body)
         if self.membership.others:
             origin_ids = {origin.origin_id for origin in entry.origins}
             self.announcer.announce(self._newest, but=origin_ids)

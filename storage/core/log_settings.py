@@ -54,6 +54,9 @@ class ReaderSettings(NamedTuple):
     chunk_cache_bytes: int = 64 * 1024 * 1024
     segment_cache_bytes: int = 256 * 1024 * 1024
     footer_cache_bytes: int = 32 * 1024 * 1024
+    object_cache_bytes: int = 64 * 1024 * 1024
+    """Of parts of WAL entries and uploads of other brokers. A consumer that keeps up needs only the
+    newest ones."""
 
 
 class SealerSettings(NamedTuple):

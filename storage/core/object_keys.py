@@ -60,6 +60,11 @@ def data_not_after_ms(key: str) -> int | None:
     return None if match is None else int(match[2])
 
 
+def is_tail_object(key: str) -> bool:
+    """Return whether the key is that of a WAL entry or of an upload."""
+    return key == wal(seq_of(key) or 0) or data_not_after_ms(key) is not None
+
+
 def topic(name: str, topic_id: str) -> str:
     """Return the root of a topic's table, without a slash at the end."""
     return f"{TOPICS}{name}-{topic_id}"

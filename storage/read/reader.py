@@ -55,7 +55,7 @@ from tidelog.storage.tables.manifest import (
     segments_to,
 )
 from tidelog.storage.tables.open_tables import OpenTables
-from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.tail_objects import TailObjects
 
 __all__ = ["FetchResult", "Reader", "ReaderSettings"]
 
@@ -114,22 +114,21 @@ class Reader:
         self,
         store: ObjectStore,
         tail: TailCache,
-        announced: AnnouncedChunks,
+        tail_objects: TailObjects,
         tables: OpenTables,
         settings: ReaderSettings,
     ) -> None:
         self.store = store
         self.tail = tail
-        self._announced = announced
+        self.tail_objects = tail_objects
         # Keys are a chunk's object, its position, and whether its batches are kept as they are.
         self.chunk_cache: Cache[tuple[str, int, bool], Records] = Cache(
             settings.chunk_cache_bytes, lambda records: records.nbytes + BATCH_OVERHEAD
         )
         self._tables = tables
-        self._ranges = StoreRanges(store)
         self._threads = Threads(2, "tidelog-read")
         self.segments = SegmentReader(
-            self._ranges,
+            StoreRanges(store),
             footer_bytes=settings.footer_cache_bytes,
             group_bytes=settings.segment_cache_bytes,
             executor=self._threads,
@@ -437,10 +436,9 @@ class Reader:
         return batches
 
     async def _body(self, chunk: TailChunk) -> Part:
-        byte_range = chunk.object_key, chunk.position, chunk.size
         try:
-            return self._announced.get(*byte_range, chunk.crc32c) or await self._ranges.read(
-                *byte_range
+            return await self.tail_objects.read(
+                chunk.object_key, chunk.position, chunk.size, chunk.crc32c
             )
         except ObjectNotFound as error:
             raise missing_object(error.key) from error
@@ -459,7 +457,9 @@ class Reader:
         for chunk in partition.tail[max(first, 0) : first + GAP_CHUNKS_MAX]:
             if chunk.base_offset != end or end >= offset or chunk.is_lost:
                 return
-            body = self._announced.get(chunk.object_key, chunk.position, chunk.size, chunk.crc32c)
+            body = self.tail_objects.peek(
+                chunk.object_key, chunk.position, chunk.size, chunk.crc32c
+            )
             if body is None:
                 return
             records: Records | None

@@ -1,56 +1,17 @@
-"""Small entries that peers announced: headers (AnnouncedEntries), chunks (AnnouncedChunks).
-
-If an announcement ends a long poll, the broker answers the poll from these chunks, without a GET.
-
-Pure, with bounded memory (I10). `get` verifies the bytes by the chunk's checksum in the WAL. If the
-bytes do not match, the caller reads the store.
-"""
+"""Headers of entries that peers announced. Pure, with bounded memory (I10)."""
 
 import logging
 
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import DecodedEntry
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 
 log = logging.getLogger("tidelog.wal")
 
-ANNOUNCED_CHUNK_BYTES_MAX = 8 * 1024 * 1024
 ANNOUNCED_ENTRIES_MAX = 64
-ANNOUNCED_ENTRY_BYTES_MAX = 64 * 1024
+ANNOUNCED_ENTRY_BYTES_MAX = 256 * 1024
 """Largest header that is kept. In place of a larger header, an empty one is kept."""
-
-
-class AnnouncedChunks:
-    """The newest announced chunks. Owned by one event loop."""
-
-    def __init__(self, bytes_max: int = ANNOUNCED_CHUNK_BYTES_MAX) -> None:
-        self.bytes_max = bytes_max
-        self.bytes = 0
-        self._bodies: dict[str, tuple[int, bytes]] = {}
-
-    def add(self, object_key: str, start: int, body: bytes) -> None:
-        """Store `body`, the bytes of the object from position `start` on.
-
-        If all bytes together exceed `bytes_max`, drop the oldest bodies.
-        """
-        if not body or object_key in self._bodies:
-            return
-        self._bodies[object_key] = (start, body)
-        self.bytes += len(body)
-        while self.bytes > self.bytes_max:
-            _, dropped = self._bodies.pop(next(iter(self._bodies)))
-            self.bytes -= len(dropped)
-
-    def get(self, object_key: str, position: int, size: int, crc: int) -> bytes | None:
-        """Return a range of the object.
-
-        If the range is not here, or does not match `crc`, return None.
-        """
-        start, body = self._bodies.get(object_key, (0, b""))
-        part = body[position - start : position - start + size] if position >= start else b""
-        return part if len(part) == size and crc32c(part) == crc else None
 
 
 class AnnouncedEntries:
@@ -61,6 +22,9 @@ class AnnouncedEntries:
 
     def __len__(self) -> int:
         return len(self._headers)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._headers
 
     def add(self, seq: int, header: bytes) -> None:
         """Store an announcement. An empty header says only that entry `seq` is in the chain."""

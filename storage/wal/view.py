@@ -37,6 +37,7 @@ from tidelog.storage.wal.checkpoint_schedule import CheckpointSchedule
 from tidelog.storage.wal.clone_fence import CloneFence
 from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.store_time import StoreTime
+from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view_age import NEVER, Freshness, Moment
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, empty_state
 
@@ -133,6 +134,8 @@ class WalView:
         self._probes_begun = 0
         self._probe_fresh = 0  # number of the newest probe that reached the end of the WAL
         self._probe: asyncio.Task[None] | None = None
+        self._reaching: asyncio.Task[None] | None = None
+        self._tail_objects: TailObjects | None = None
         self._checkpoints = CheckpointSchedule(
             objects,
             entries_least=settings.checkpoint_entries,
@@ -182,21 +185,26 @@ class WalView:
         await view.load(())
         return view
 
-    async def load(self, subscribers: Iterable[Subscriber]) -> None:
+    async def load(
+        self, subscribers: Iterable[Subscriber], tail_objects: TailObjects | None = None
+    ) -> None:
         """Load the state: the newest checkpoint and all entries after it.
 
-        From now on, call the subscribers. Raises Corrupt.
+        From now on, call the subscribers, and read announced entries from `tail_objects`, because
+        their chunks are read from there, too. Raises Corrupt.
         """
         async with self._turn:
             self.subscribers = list(subscribers)
+            self._tail_objects = tail_objects
             await self._load()
 
     async def close(self) -> None:
         """Cancel the view's background tasks. A process that does not call this loses nothing."""
-        if self._probe is not None:
-            self._probe.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._probe
+        for task in (self._probe, self._reaching):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
         await self._checkpoints.close()
 
     # -- writing
@@ -358,8 +366,17 @@ class WalView:
                 self._apply_offers()
             except LogError as error:  # not raised: the caller's entry may be committed
                 log.error("an announced entry cannot be applied: %s", error)
-        if (self._offers or self._is_half_applied) and (self._probe is None or self._probe.done()):
+        if self._is_half_applied:
             _ = self._start_probe()
+        elif self._offers and (self._reaching is None or self._reaching.done()):
+            self._reaching = asyncio.create_task(self._reach_offers())
+            self._reaching.add_done_callback(retrieve_exception)
+
+    async def _reach_offers(self) -> None:
+        """Apply the entries up to the announced ones; drop announcements of absent entries."""
+        while offered := self._offers.numbers():
+            await self.reach(max(offered))
+            self._offers.drop(offered)
 
     def _apply_offers(self) -> None:
         """Apply announced entries as long as each is the next one.
@@ -496,13 +513,15 @@ class WalView:
                 return NEVER
             started = self._freshness.now()
             seqs = range(state.seq + 1, int(min(state.seq + width, upto)) + 1)
-            reads = [asyncio.create_task(self.objects.find(seq)) for seq in seqs]
+            reads = [asyncio.create_task(self._find(seq)) for seq in seqs]
             try:
                 for read in reads:
                     decoded = await read
                     # If the view has expired, this may be an invalid entry at a collected number.
                     if decoded is None or (state is self._state and self._is_void()):
                         return started
+                    if decoded.entry.previous != state.hash:
+                        decoded = await self.objects.find(decoded.entry.seq) or decoded
                     if decoded.entry.previous != state.hash:
                         why = "does not name the entry before it: the chain is broken"
                         raise Corrupt(object_keys.wal(decoded.entry.seq), why)
@@ -512,6 +531,17 @@ class WalView:
                     read.cancel()
                 await asyncio.gather(*reads, return_exceptions=True)
             width = min(width * 4, PREFETCH)
+
+    async def _find(self, seq: int) -> DecodedEntry | None:
+        """Return the entry, or None if the number is absent in the store.
+
+        If a peer announced it, its bytes may come from a peer, so the caller checks the chain.
+        """
+        if self._tail_objects is not None and seq in self._offers:
+            decoded = await self.objects.read_announced(seq, self._tail_objects)
+            if decoded is not None:
+                return decoded
+        return await self.objects.find(seq)
 
     def _apply(self, state: ClusterState, decoded: DecodedEntry) -> Applied:
         self.counters.entries_applied += 1

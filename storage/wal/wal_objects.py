@@ -17,7 +17,7 @@ from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.entry import DecodedEntry
 from tidelog.storage.core import format_levels, object_keys
-from tidelog.storage.core.errors import Corrupt, ObjectNotFound, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import Corrupt, LogError, ObjectNotFound, StoreUnfit, Unavailable
 from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.core.model import Part
 from tidelog.storage.core.time_bounds import DEFAULT_BOUNDS, Bounds
@@ -25,6 +25,7 @@ from tidelog.storage.core.time_bounds import check as check_bounds
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.object_store import ObjectStore
+from tidelog.storage.wal.tail_objects import TailObjects
 
 __all__ = ["WalCounters", "WalObjects", "WalSettings"]
 
@@ -167,6 +168,20 @@ class WalObjects:
             return entries.decode(start, key, seq=seq, previous=None)
         except Corrupt as damage:
             return await self._read_whole(seq, damage)
+
+    async def read_announced(self, seq: int, tail_objects: TailObjects) -> DecodedEntry | None:
+        """Return what `read` does, from an object of which other readers need the chunks, too.
+
+        Return None if there are no valid bytes. Do not check that the entry is in the chain.
+        """
+        key = object_keys.wal(seq)
+        try:
+            start = await tail_objects.beginning(key, READ_BYTES)
+            if (needed := entries.header_length(start, key)) > len(start):
+                start = await tail_objects.beginning(key, needed)
+            return entries.decode(start, key, seq=seq, previous=None)
+        except LogError:  # `read` says what is wrong
+            return None
 
     async def _read_whole(self, seq: int, damage: Corrupt) -> DecodedEntry:
         """Return what `read` does, from the copy of the header at the object's end.

@@ -32,6 +32,12 @@ class Peers:
 
         await self._ask(peer, take_announcement)
 
+    async def read_object(self, peer: Member, message: bytes) -> bytes:
+        async def read(broker: "Broker") -> bytes:
+            return await broker.log.cluster.read_object(message)
+
+        return await self._ask(peer, read)
+
     async def _ask(self, peer: Member, call: "Callable[[Broker], Awaitable[T]]") -> T:
         try:
             return await self._world.ask(peer.address, call, is_repeatable=True)

@@ -100,6 +100,8 @@ class Net:
     async def _handle(self, verb: str, broker: Broker, message: bytes) -> bytes:
         if verb == "hand_over":
             return await broker._sequencer.on_forward(message)
+        if verb == "read":
+            return await broker.cluster.read_object(message)
         broker._sequencer.on_announcements(message)
         return b""
 
@@ -118,6 +120,9 @@ class Peers:
             await self.net.call("tell", peer, message)
         except Corrupt as error:
             raise ForwardOutcomeUnknown(str(error)) from error
+
+    async def read_object(self, peer: Member, message: bytes) -> bytes:
+        return await self.net.call("read", peer, message)
 
 
 class Cluster:
@@ -147,7 +152,9 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self.net.tasks, return_exceptions=True)
 
-    async def start(self, *, hot_dir: Path | None = None, **replaced: Any) -> Broker:
+    async def start(
+        self, *, hot_dir: Path | None = None, zone: str = "", **replaced: Any
+    ) -> Broker:
         """One more broker, joined."""
         self._started += 1
         number = self._started
@@ -165,7 +172,7 @@ class Cluster:
         )
         address = f"http://b{number}"
         self.net.brokers[address] = log
-        await log.join(address)
+        await log.join(address, zone=zone)
         self.logs.append(log)
         return log
 

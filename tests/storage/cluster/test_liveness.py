@@ -163,7 +163,7 @@ PEER = Member("p", "peer", "http://peer", "token", 1)
 
 
 async def test_a_closed_announcer_begins_no_task() -> None:
-    membership: Any = SimpleNamespace(others=[PEER])
+    membership: Any = SimpleNamespace(me=PEER, others=[PEER])
     announcer = Announcer(membership, SystemClock(), transport=None, timeout_s=1.0)  # type: ignore[arg-type]
     await announcer.close()
     old_tasks = asyncio.all_tasks()

@@ -23,7 +23,6 @@ from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.state.applied_drafts import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
-from tidelog.storage.wal.announced import AnnouncedChunks
 
 TOPIC = "a" * 32
 
@@ -210,19 +209,3 @@ def test_any_entry_that_decodes_can_be_applied(counts: list[int]) -> None:
     assert [outcome.is_duplicate for outcome in repeated][: sum(max(n, 0) for n in counts)] == [
         True
     ] * min(sum(max(n, 0) for n in counts), 2)
-
-
-# -- bodies
-
-
-def test_announced_bytes_are_used_only_with_a_matching_checksum() -> None:
-    bodies = AnnouncedChunks(bytes_max=10)
-    bodies.add("wal/1", 100, b"hello")
-    assert bodies.get("wal/1", 101, 4, crc32c(b"ello")) == b"ello"
-    assert bodies.get("wal/1", 101, 4, crc32c(b"hell")) is None
-    assert bodies.get("wal/1", 99, 4, crc32c(b"hell")) is None
-    assert bodies.get("wal/1", 103, 9, 0) is None
-    assert bodies.get("wal/2", 0, 0, 0) in (None, b"")
-    bodies.add("wal/2", 0, b"123456")
-    assert bodies.get("wal/1", 101, 4, crc32c(b"ello")) is None
-    assert bodies.bytes == 6

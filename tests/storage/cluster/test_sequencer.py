@@ -142,7 +142,7 @@ async def test_a_follower_gets_records_of_other_brokers_in_large_batches(cluster
     for i in range(60):
         await logs.append(cluster.logs[i % 3], str(i))
     await following
-    broker_b._log.reader._announced._bodies.clear()
+    broker_b._log.reader.tail_objects = type(broker_b._log.reader.tail_objects)(broker_b._log.store, 0)
     broker_b._log.reader.chunk_cache = type(broker_b._log.reader.chunk_cache)(0, lambda _: 1)
     old_gets = gets(broker_b)
     fetched = await broker_b.records.fetch("t", 0, 0, bytes_max=1 << 20)

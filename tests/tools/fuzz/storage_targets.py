@@ -38,10 +38,12 @@ from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables import delta_json, manifest
 from tidelog.storage.tables.manifest import ManifestVersion
 from tidelog.storage.wal import wal_objects
-from tidelog.storage.wal.announced import AnnouncedChunks, AnnouncedEntries
+from tidelog.storage.wal.announced import AnnouncedEntries
+from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.write import hot_log_file
 
 KEY = "the/object"
@@ -426,14 +428,14 @@ def check_told(data: bytes) -> None:
     except Corrupt:
         return
     assert messages.decode_announcements(messages.encode_announcements(tellings)) == tellings
-    offers, bodies = AnnouncedEntries(), AnnouncedChunks(1024)
+    offers, bodies = AnnouncedEntries(), TailObjects(MemoryStore(), 1024)
     for told in tellings:
         offers.add(told.seq, told.header)
         bodies.add(KEY + str(told.seq), len(told.header), told.body)
         assert bodies.bytes <= bodies.bytes_max
     for seq in offers.numbers():
         offers.pop_next(seq - 1, bytes(32))
-        bodies.get(KEY + str(seq), 0, 8, 0)
+        bodies.peek(KEY + str(seq), 0, 8, 0)
 
 
 # -- tables, members, names
