@@ -104,6 +104,10 @@ class KafkaLog:
 
         return await log.wal.retry_after_suspend(read)
 
+    def is_in_store(self, topic: Topic, partition: int, offset: int) -> bool:
+        """Return whether a read from `offset` on has to read the store."""
+        return self._log.reader.is_in_store(topic, partition, offset)
+
     async def reserve_producer_id(self) -> int:
         """Return a producer id that no other producer has (I11), with epoch 0.
 

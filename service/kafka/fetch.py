@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidelog.service.kafka.answer_forms import EncodedAnswer
 from tidelog.service.kafka.api_context import Context
@@ -46,6 +46,9 @@ ROOM_S, ROOM_S_MAX = 0.05, 0.4
 attempt."""
 REFRESH_S = 2.0
 """Longest wait for the store before an answer without records."""
+STORE_READS_MAX = 16
+"""Maximum number of partitions that one fetch reads from the store at the same time. Each has room
+for its bytes in the memory of all answers. Partitions that share an object need one GET."""
 WIDE_MIN, WIDE_WAIT_MS_MAX = 1_000, 500
 """A request of more partitions waits for no longer than this time. Meanwhile, each of its
 partitions uses 500 bytes, and other large requests wait for this memory."""
@@ -223,10 +226,7 @@ class KafkaFetch:
         pause_s = ROOM_S
         while True:
             reading = _Reading(min(max(request.max_bytes, 1), settings.fetch_bytes_max), share)
-            slices = Slices()
-            for readable_partition in readable_partitions:
-                await slices.pause()
-                has_error = not await self._read_partition(readable_partition, reading) or has_error
+            has_error = not await self._read_all(readable_partitions, reading) or has_error
             is_late = loop.time() >= deadline_s or self._context.is_draining
             if reading.size >= request.min_bytes or has_error or is_late or not readable_partitions:
                 if reading.size or has_error or is_refreshed or reading.has_no_memory:
@@ -249,12 +249,62 @@ class KafkaFetch:
             if not await self._broker.records.wait_any(keys, loop.create_future(), deadline_s):
                 deadline_s = loop.time()
 
-    async def _read_partition(
-        self, readable_partition: _ReadablePartition, reading: "_Reading"
+    async def _read_all(
+        self, readable_partitions: list[_ReadablePartition], reading: "_Reading"
     ) -> bool:
-        """Read one partition into its answer. Return False after an error."""
+        """Read the partitions into their answers. Return False after an error.
+
+        Reads from the store run at the same time, because many partitions have their newest records
+        in one object. Each has room for its bytes in the answer before it begins.
+        """
+        slices, store_reads = Slices(), _StoreReads()
+        is_good = True
+        try:
+            for readable_partition in readable_partitions:
+                await slices.pause()
+                bytes_max, is_in_store = 0, False
+                if not self._is_at_end(readable_partition):
+                    is_in_store = self._is_in_store(readable_partition)
+                    most = readable_partition.request.partition_max_bytes
+                    while not (bytes_max := reading.reserve(most)) and store_reads.are_running:
+                        await store_reads.end_one()
+                read = self._read_partition(readable_partition, reading, bytes_max)
+                if is_in_store and bytes_max:
+                    await store_reads.begin(read)
+                else:
+                    is_good = await read and is_good
+            while store_reads.are_running:
+                await store_reads.end_one()
+        finally:
+            await store_reads.cancel()
+        return is_good and store_reads.are_good
+
+    def _is_at_end(self, readable_partition: _ReadablePartition) -> bool:
+        """Return whether there is nothing to read: the offset is the end, or the topic is gone."""
+        topic = self._broker.state.topic_of_id(readable_partition.topic_id)
+        requested = readable_partition.request
+        if topic is None:
+            return True
+        return requested.fetch_offset == topic.partitions[requested.partition].high_watermark
+
+    def _is_in_store(self, readable_partition: _ReadablePartition) -> bool:
+        """Return whether the next records of the partition are not in memory."""
+        topic = self._broker.state.topic_of_id(readable_partition.topic_id)
+        requested = readable_partition.request
+        return topic is not None and self._context.batches.is_in_store(
+            topic, requested.partition, requested.fetch_offset
+        )
+
+    async def _read_partition(
+        self, readable_partition: _ReadablePartition, reading: "_Reading", bytes_max: int
+    ) -> bool:
+        """Read one partition into its answer. Return False after an error.
+
+        `bytes_max` bytes of the answer are reserved for it.
+        """
         answer, requested = readable_partition.answer, readable_partition.request
         answer.records = []
+        size = 0
         try:
             topic = self._broker.state.topic_of_id(readable_partition.topic_id)
             if topic is None:  # deleted during the wait
@@ -262,18 +312,20 @@ class KafkaFetch:
             partition = topic.partitions[requested.partition]
             ends = partition.log_start_offset, partition.high_watermark
             if requested.fetch_offset != partition.high_watermark:
-                most = reading.reserve(requested.partition_max_bytes)
                 number, offset = requested.partition, requested.fetch_offset
-                batches = await self._context.batches.read(topic, number, offset, most)
-                if reading.take(batches.size):
+                batches = await self._context.batches.read(topic, number, offset, bytes_max)
+                if reading.has_room(batches.size):
+                    size = batches.size
                     answer.records = batches.pieces
-                    reading.topics.append((topic.name, batches.records, batches.size))
+                    reading.topics.append((topic.name, batches.records, size))
                 ends = batches.log_start_offset, batches.high_watermark
         except LogError as error:
             answer.error_code = self._context.code(API, error, RequestKind.FETCH)
             if not isinstance(error, OffsetOutOfRange):
                 return False
             ends = error.log_start_offset, error.high_watermark
+        finally:
+            reading.take(size, bytes_max)
         answer.log_start_offset, answer.high_watermark = ends
         answer.last_stable_offset = answer.high_watermark
         return not answer.error_code
@@ -296,13 +348,44 @@ class KafkaFetch:
         client.rights.record(CONSUMER_BYTE_RATE, size)
 
 
+class _StoreReads:
+    """The reads of one fetch that run at the same time, because they wait for the store."""
+
+    def __init__(self) -> None:
+        self.are_good = True
+        """Whether each read that has ended was without an error."""
+        self._tasks: set[asyncio.Task[bool]] = set()
+
+    @property
+    def are_running(self) -> bool:
+        return bool(self._tasks)
+
+    async def begin(self, read: Coroutine[Any, Any, bool]) -> None:
+        """Begin a read. If STORE_READS_MAX reads are running then, wait for one of them."""
+        self._tasks.add(asyncio.create_task(read))
+        if len(self._tasks) == STORE_READS_MAX:
+            await self.end_one()
+
+    async def end_one(self) -> None:
+        """Wait until a read has ended."""
+        done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        self.are_good = all(read.result() for read in done) and self.are_good
+
+    async def cancel(self) -> None:
+        """Cancel the reads that are running, and wait for them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 class _Reading:
     """The bytes of one answer, within its bounds and the memory of all answers."""
 
-    __slots__ = ("_left", "_share", "has_no_memory", "size", "topics")
+    __slots__ = ("_left", "_reserved", "_share", "has_no_memory", "size", "topics")
 
     def __init__(self, bytes_max: int, share: Share) -> None:
         self._left = bytes_max
+        self._reserved = 0
         self._share = share
         self.size = 0
         self.topics: list[tuple[str, int, int]] = []
@@ -311,25 +394,32 @@ class _Reading:
         share.set(0)
 
     def reserve(self, bytes_max: int) -> int:
-        """Return the number of bytes that may be read of a partition; 0 if there is no room."""
-        most = min(self._left, max(bytes_max, 1))
-        if most > 0 and not self._share.set(self.size + most):
-            self.has_no_memory = self.size == 0
-            return 0
-        return max(most, 0)
+        """Reserve room for the bytes of a partition, until `take`.
 
-    def take(self, size: int) -> bool:
-        """Count the bytes that were read.
-
-        Return False if the answer has no room for them: only its first batch may be larger than the
-        bounds.
+        Return their maximum number; 0 if there is no room.
         """
-        is_taken = size <= self._left or self.size == 0
-        if is_taken:
-            self.size += size
-            self._left -= size
-        self._share.set(self.size)
-        return is_taken
+        most = min(self._left - self._reserved, max(bytes_max, 1))
+        if most <= 0:
+            return 0
+        if not self._share.set(self.size + self._reserved + most):
+            self.has_no_memory = self.size + self._reserved == 0
+            return 0
+        self._reserved += most
+        return most
+
+    def has_room(self, size: int) -> bool:
+        """Return whether the answer has room for the bytes that were read.
+
+        Only its first batch may be larger than the bounds.
+        """
+        return size <= self._left or self.size == 0
+
+    def take(self, size: int, reserved: int) -> None:
+        """Count the bytes that were read, and end their reservation."""
+        self.size += size
+        self._left -= size
+        self._reserved -= reserved
+        self._share.set(self.size + self._reserved)
 
 
 def _count(topics: list[FetchTopic]) -> int:

@@ -372,6 +372,16 @@ class Reader:
         self._keep(topic, number, chunk, batches)
         return [(chunk.base_offset, batches)]
 
+    def is_in_store(self, topic: Topic, number: int, offset: int) -> bool:
+        """Return whether there is a record at `offset`, and not in the cached tail."""
+        if not 0 <= number < len(topic.partitions):
+            return False
+        partition = topic.partitions[number]
+        if not partition.log_start_offset <= offset < partition.high_watermark:
+            return False
+        is_cleaned = offset < partition.sealed_end and _is_compacted(topic)
+        return is_cleaned or not self.tail.has((topic.topic_id, number), offset)
+
     def rows_end(self, topic: Topic, number: int, offset: int, bytes_max: int) -> int:
         """Return an offset after `offset` at which a read of rows must end.
 

@@ -119,6 +119,11 @@ class TailCache:
         pieces = self._pieces.get(key)
         return pieces[-1].end_offset if pieces else None
 
+    def has(self, key: tuple[str, int], offset: int) -> bool:
+        """Return whether the record at `offset` is cached."""
+        pieces = self._pieces.get(key)
+        return pieces is not None and pieces[0].base_offset <= offset < pieces[-1].end_offset
+
     def read(self, key: tuple[str, int], offset: int) -> list[CachedBatch]:
         """Return the pieces from the one that holds `offset`; none if `offset` is not cached."""
         pieces = self.read_from(key, offset)
