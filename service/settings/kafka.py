@@ -38,7 +38,7 @@ class KafkaSettings(ListenerSettings):
         limits=(0, 500),
     )
     zone: str = setting(
-        "availability zone of this broker. Kafka clients whose client id has `az=ZONE` are sent to the brokers of their zone, if there are any"
+        "availability zone of this broker. The brokers of a zone read each object with the records of other zones once, for all of them. Kafka clients whose client id has `az=ZONE` are sent to the brokers of their zone, if there are any"
     )
 
     def problems(self) -> Iterator[str]:

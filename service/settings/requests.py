@@ -74,7 +74,7 @@ class RequestSettings(ListenerSettings):
         "memory for the newest records, which are in the tail", default=LOG.tail_cache_bytes
     )
     read_cache_bytes: int = setting(
-        "memory for data that was read from the store: row groups of Parquet segments (8/11), WAL chunks (2/11), footers (1/11)",
+        "memory for data that was read from the store: row groups of Parquet segments (8/13), chunks of WAL entries and uploads (2/13), their objects (2/13), footers (1/13)",
         default=sum(LOG.reader),
     )
 

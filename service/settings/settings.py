@@ -34,8 +34,11 @@ CA_VARIABLE = "TIDELOG_CA_FILE"
 CLIENT_VARIABLES = frozenset({SERVER_VARIABLE, KEY_VARIABLE, CA_VARIABLE})
 """Variables of the client commands; a broker ignores them."""
 _SERVICE_VARIABLE = re.compile(r"(\w+_)?(service_(host|port\w*)|port_\d+_(tcp|udp|sctp)\w*)")
-_CACHES = LOG.reader._asdict()
-"""Old settings with their defaults. `read_cache_bytes` is the sum of the three."""
+_CACHES = {
+    name: LOG.reader._asdict()[name]
+    for name in ("chunk_cache_bytes", "segment_cache_bytes", "footer_cache_bytes")
+}
+"""Old settings with their defaults. `read_cache_bytes` has the sum of the three."""
 
 RENAMED = {
     "buffer_bytes": "buffer_bytes_max",

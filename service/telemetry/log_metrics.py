@@ -201,6 +201,16 @@ def _sealer(stats: BrokerStats) -> tuple[Series, ...]:
         ("seal_conflicts", "seals that another broker completed first", counters.conflicts),
         ("seal_failures", "seals that failed and will be retried", counters.failures),
         ("cold_reads", "row groups read from the store", stats.cold_reads),
+        (
+            "tail_object_reads_served",
+            "parts of WAL entries and uploads that this broker read for its zone",
+            stats.tail_objects.served,
+        ),
+        (
+            "tail_object_reads_wrong",
+            "chunks that were wrong in a part, and were read from the store again",
+            stats.tail_objects.wrong,
+        ),
     )
 
 
@@ -293,6 +303,10 @@ def _caches(stats: BrokerStats) -> Iterator[Metric]:
     misses = [([name], cache.misses) for name, cache in read.items()]
     yield counter("cache_hits", "lookups found in the cache or in flight", label, hits)
     yield counter("cache_misses", "lookups that read the store", label, misses)
+    objects = stats.tail_objects
+    reads = [(["store"], objects.store_reads), (["zone"], objects.zone_reads)]
+    doc = "parts of WAL entries and uploads that were read: from the store or a broker of the zone"
+    yield counter("tail_object_reads", doc, ["source"], reads)
 
 
 def _topics(broker: Broker) -> Iterator[Metric]:

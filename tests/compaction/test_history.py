@@ -41,7 +41,7 @@ COLD = LogSettings(
     wal=WAL,
     is_sealing=False,
     tail_cache_bytes=0,
-    reader=ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0),
+    reader=ReaderSettings(0, 0, 0, 0),
 )
 WARM = COLD._replace(tail_cache_bytes=1 << 20, reader=ReaderSettings())
 LIFE_S = 120.0

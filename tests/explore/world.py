@@ -268,6 +268,12 @@ class _ExploredPeers:
 
         await self._send("announce", peer, take_announcement, (NOT_DONE,))
 
+    async def read_object(self, peer: Member, message: bytes) -> bytes:
+        async def read(broker: Broker) -> bytes:
+            return await broker.log.cluster.read_object(message)
+
+        return await self._send("read", peer, read, (NOT_DONE,))
+
     async def _send(
         self, verb: str, peer: Member, call: Callable[[Broker], Any], fates: tuple[str, ...]
     ) -> Any:

@@ -20,21 +20,30 @@ from tidelog.service.peers.client import (
     ANNOUNCE,
     GROUP_REQUEST,
     HAND_OVER,
+    OBJECTS,
     SMALL_ANSWER_BYTES,
     HttpPeers,
     Room,
 )
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, _Request
-from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX, PeerApp, PeerListener
+from tidelog.service.peers.listener import (
+    OBJECTS_AT_ONCE,
+    PEER_BODY_BYTES_MAX,
+    PeerApp,
+    PeerListener,
+)
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import (
     EntryAnnouncement,
     ForwardOutcomeUnknown,
     ForwardRefused,
+    ObjectRange,
     encode_announcements,
+    encode_object_range,
 )
 from tidelog.storage.cluster.sequencer import SequencerSettings
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
@@ -100,12 +109,48 @@ async def test_forwarded_draft_is_known_to_both_at_once(pair: list[Broker]) -> N
     assert await read_values(second) == [str(number) for number in range(20)]
 
 
+async def test_a_peer_reads_parts_of_objects_and_nothing_else(
+    peers: HttpPeers, pair: list[Broker]
+) -> None:
+    await append(pair[0], "x" * 100_000)
+    key = object_keys.wal(pair[0].state.seq)
+    whole = await pair[0]._log.store.get(key)
+    peer = pair[0]._membership.me
+    for start, length in ((0, 10), (100, 50_000), (50_000, 4 << 20), (len(whole) - 1, 1)):
+        question = encode_object_range(ObjectRange(key, start, length))
+        assert await peers.read_object(peer, question) == whole[start : start + length]
+    for question in (b"", encode_object_range(ObjectRange("secret.json", 0, 10))):
+        with pytest.raises(ForwardRefused, match="400"):
+            await peers.read_object(peer, question)
+    with pytest.raises(ForwardOutcomeUnknown, match="does not exist"):
+        await peers.read_object(peer, encode_object_range(ObjectRange(object_keys.wal(999), 0, 1)))
+
+
+async def test_few_parts_of_objects_are_in_memory_at_the_same_time(
+    peers: HttpPeers, pair: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = highest = 0
+
+    async def read_object(message: bytes) -> bytes:
+        nonlocal reading, highest
+        reading += 1
+        highest = max(highest, reading)
+        await asyncio.sleep(0.005)
+        reading -= 1
+        return b"x"
+
+    monkeypatch.setattr(pair[0].cluster, "read_object", read_object)
+    asking = [peers.read_object(pair[0]._membership.me, b"?") for _ in range(50)]
+    assert await asyncio.gather(*asking) == [b"x"] * 50
+    assert highest == OBJECTS_AT_ONCE
+
+
 async def test_request_without_token_is_refused(pair: list[Broker]) -> None:
     me = pair[0]._membership.me
     async with httpx.AsyncClient(base_url=me.address, trust_env=False) as client:
         right = {"authorization": f"Bearer {me.token}"}
         for headers in ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {'0' * 32}"}):
-            for path in (HAND_OVER, ANNOUNCE, "/", "/metrics"):
+            for path in (HAND_OVER, ANNOUNCE, OBJECTS, "/", "/metrics"):
                 answer = await client.post(path, content=b"", headers=headers)
                 assert answer.status_code == 401
                 assert me.token not in answer.text

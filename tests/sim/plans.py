@@ -96,7 +96,7 @@ def plan_of(seed: int) -> Plan:
     is_sleepy, has_tables = kind == "sleepers", kind in {"tables", "sleepers"}
     view_s = 1.0 if is_sleepy else draws.choice([5.0, 60.0])
     grace = Grace(wal_ms=int(view_s * 4000) + 500, table_ms=int(view_s * 5000))
-    cold = ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0)
+    cold = ReaderSettings(0, 0, 0, 0)
     # A client that waits this long gets the answer of a broker that was suspended.
     patience_s = draws.choice([8.0, 200.0, 200.0]) if is_sleepy else draws.choice([2.0, 8.0])
     settings = LogSettings(

@@ -40,7 +40,7 @@ COLD = LogSettings(
     is_sealing=False,
     is_coordinating=False,
     tail_cache_bytes=0,
-    reader=ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0),
+    reader=ReaderSettings(0, 0, 0, 0),
 )
 """Every read goes to the store."""
 

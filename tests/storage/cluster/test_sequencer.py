@@ -23,6 +23,7 @@ from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.state.applied_drafts import ORIGIN_WINDOW_MS
+from tidelog.storage.wal.tail_objects import TailObjects
 
 CLUSTER_ID = "c0ffee"
 
@@ -142,7 +143,7 @@ async def test_a_follower_gets_records_of_other_brokers_in_large_batches(cluster
     for i in range(60):
         await logs.append(cluster.logs[i % 3], str(i))
     await following
-    broker_b._log.reader.tail_objects = type(broker_b._log.reader.tail_objects)(broker_b._log.store, 0)
+    broker_b._log.reader.tail_objects = TailObjects(broker_b._log.store, 0)
     broker_b._log.reader.chunk_cache = type(broker_b._log.reader.chunk_cache)(0, lambda _: 1)
     old_gets = gets(broker_b)
     fetched = await broker_b.records.fetch("t", 0, 0, bytes_max=1 << 20)
