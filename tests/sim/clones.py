@@ -35,6 +35,7 @@ from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import Fenced, LogError
 from tidelog.storage.state.access import all_topics
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Subscriber, WalView
 from tidelog.storage.wal.view_age import Moment
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects
@@ -230,9 +231,12 @@ class CloneRun(Run):
             assert log._log.writer.hot_log is not None
             broker.files += _fill(log._log.writer.hot_log, broker.home, snapshot.disk)
 
-        async def loaded(subscribers: Iterable[Subscriber] = ()) -> None:
+        async def loaded(
+            subscribers: Iterable[Subscriber] = (), tail_objects: TailObjects | None = None
+        ) -> None:
             """It continues with the state in its memory."""
             wal.subscribers = list(subscribers)
+            wal._tail_objects = tail_objects
 
         wal.load = loaded  # type: ignore[method-assign]
         await log._start(None)

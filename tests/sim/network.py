@@ -5,12 +5,16 @@ from typing import NamedTuple
 
 
 class Air(NamedTuple):
-    """How likely messages are lost (they, or their answers), reset or doubled, and how slow."""
+    """How likely messages are lost (they, or their answers), reset or doubled, and how slow.
+
+    `wrong`: how likely the bytes of an object that a peer sends are wrong.
+    """
 
     lost: float = 0.0
     reset: float = 0.0
     doubled: float = 0.0
     median_s: float = 0.002
+    wrong: float = 0.0
 
 
 class Fate(enum.Enum):

@@ -36,7 +36,11 @@ class Peers:
         async def read(broker: "Broker") -> bytes:
             return await broker.log.cluster.read_object(message)
 
-        return await self._ask(peer, read)
+        body = await self._ask(peer, read)
+        draws = self._world.draws
+        if not body or draws.random() >= self._world.air.wrong:
+            return body
+        return draws.choice([b"", body[: len(body) // 2], bytes(byte ^ 1 for byte in body)])
 
     async def _ask(self, peer: Member, call: "Callable[[Broker], Awaitable[T]]") -> T:
         try:

@@ -157,7 +157,7 @@ def plan_of(seed: int) -> Plan:
         settings=settings,
         grace=grace,
         weather=weather,
-        air=Air(loss, loss / 2, loss / 2, draws.choice([0.001, 0.01])),
+        air=Air(loss, loss / 2, loss / 2, draws.choice([0.001, 0.01]), loss),
         load=Load(
             partitions=draws.choice([1, 2, 3]),
             pause_s=draws.choice([0.15, 0.4]) * (2 if is_sleepy else 1),

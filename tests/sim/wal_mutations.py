@@ -14,6 +14,7 @@ from tidelog.storage.codec.entry import Draft, Entry
 from tidelog.storage.core import object_keys
 from tidelog.storage.store.object_store import Created
 from tidelog.storage.wal.entry_put import EntryPut
+from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Committed, WalView
 
 Patch = tuple[Any, str, Any]
@@ -121,6 +122,13 @@ def _no_refresh() -> list[Patch]:
     return [(WalView, "refresh", refresh)]
 
 
+def _bytes_of_a_peer_are_not_checked() -> list[Patch]:
+    async def read(self: TailObjects, key: str, position: int, size: int, crc: int) -> bytes:
+        return await self._bytes(key, position, size, is_forwarded=False)
+
+    return [(TailObjects, "read", read)]
+
+
 def _overwriting_store() -> list[Patch]:
     def make(self: Bucket, key: str, body: bytes) -> Created:
         self.write(key, body)
@@ -144,5 +152,6 @@ MUTATIONS: tuple[tuple[str, Callable[[], list[Patch]], tuple[str, ...], int], ..
     ("no view is too old", _no_view_is_void, ("sleepers",), 60),
     ("a suspended writer does not look after its PUT", _no_look_after_the_put, ("sleepers",), 500),
     ("reads do not ask the WAL", _no_refresh, ("brokers",), 5),
+    ("bytes of a peer are not checked", _bytes_of_a_peer_are_not_checked, ("brokers",), 40),
     ("a store that overwrites", _overwriting_store, ("brokers",), 5),
 )
