@@ -89,7 +89,8 @@ METRIC_SECTIONS = {
         group_lag_seconds group_generation group_size
         group_rebalances group_rebalance_seconds group_joins_held group_offsets group_members
         group_series_omitted""",
-    "Reading": "cold_reads cache_bytes cache_bytes_max cache_hits cache_misses",
+    "Reading": """cold_reads tail_object_reads tail_object_reads_served tail_object_reads_wrong
+        cache_bytes cache_bytes_max cache_hits cache_misses""",
     "Sealing and maintenance": """sealed_segments sealed_records sealed_bytes seal_conflicts
         seal_failures tables_in_doubt damaged_tails holds care_rounds care_failures retentions
         garbage_objects garbage_bytes garbage_due_bytes garbage_waiting_bytes

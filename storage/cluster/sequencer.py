@@ -67,7 +67,7 @@ __all__ = ["Sequencer", "SequencerCounters", "SequencerSettings"]
 log = logging.getLogger("tidelog.sequencer")
 
 ANNOUNCED_BODY_BYTES_MAX = 64 * 1024
-"""Larger chunks of an entry are not announced: peers read the object if somebody needs it."""
+"""Larger chunks of an entry are not announced: peers read the object if a reader needs it."""
 TOO_OLD = "the upload was not committed in time and may be collected: retry"
 SKIPPED = "this broker was suspended: the outcome of the request is unknown"
 REFUSED_BROKERS_MAX = 1000
