@@ -73,7 +73,7 @@ test-ui: has-all  ## Run only the tests of the console, in Debian's chromium
 test-kafka: has-all  ## Test with Kafka clients of Java, Go, npm, Debian (kcat) and Spark; it downloads them
 	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/tools/kafka_clients $(ARGS)
 
-# MinIO is on no registry but that of Go, and Go builds it for minutes. Without Go, the test is skipped.
+# MinIO has no binaries any more: Go builds a commit of February 2026, for minutes. Without Go, the test is skipped.
 .PHONY: test-minio
 test-minio: has-all  ## Test with MinIO; Go builds it, once, in 2 to 40 minutes
 	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/tools/minio $(ARGS)

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from deploy.demo.broker_process import BrokerProcess
 from deploy.local.balancer import balancer
-from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, running_seaweed
+from tests.support.seaweed import CREDENTIALS, REGION, running_seaweed
 
 
 class Store(NamedTuple):
@@ -41,7 +41,7 @@ def s3_store() -> Iterator[Store]:
         yield Store(
             f"s3://{server.bucket}/cluster",
             {"s3_endpoint": server.endpoint_url, "s3_region": REGION},
-            {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY},
+            CREDENTIALS,
         )
 
 

@@ -71,34 +71,50 @@ def test_the_image_is_built_as_one_should() -> None:
 # -- compose
 
 
-def composed(profile: str) -> dict[str, Any]:
-    """The file as compose itself reads it."""
+def composed(profile: str | None = None) -> dict[str, Any]:
+    """The file as compose itself reads it, with the profile of deploy/.env or another."""
+    profiles = {} if profile is None else {"COMPOSE_PROFILES": profile}
     output = ran(
         BIN / "docker-compose",
-        *("-f", COMPOSE, "--profile", profile, "config", "--format", "json"),
-        env={"COMPOSE_PROFILES": "", "PATH": "/usr/bin:/bin"},
+        *("-f", COMPOSE, "config", "--format", "json"),
+        env={**profiles, "PATH": "/usr/bin:/bin"},
     )
     services: dict[str, Any] = json.loads(output)["services"]
     return services
 
 
-def test_compose_reads_it_and_a_profile_is_a_store() -> None:
-    stores = {}
-    for profile in ("minio", "seaweedfs", "rustfs"):
-        services = composed(profile)
-        (stores[profile],) = (
-            name
-            for name, service in services.items()
-            if "s3" in ((service["networks"]["default"] or {}).get("aliases", ()))
-        )
-        assert len(services) == 10
-    assert stores == {name: name for name in stores}
-    assert "COMPOSE_PROFILES=minio" in (DEPLOY / ".env").read_text().splitlines()
+def s3_server(services: dict[str, Any]) -> str:
+    """The name of the one service that the others reach as `s3`."""
+    (name,) = (
+        name
+        for name, service in services.items()
+        if "s3" in ((service["networks"]["default"] or {}).get("aliases", ()))
+    )
+    assert len(services) == 10
+    return str(name)
+
+
+@pytest.mark.parametrize("profile", ["seaweedfs", "minio", "rustfs"])
+def test_a_profile_of_compose_is_a_store(profile: str) -> None:
+    assert s3_server(composed(profile)) == profile
+
+
+def test_the_default_store_is_seaweedfs_with_atomic_creates_and_without_reports() -> None:
+    services = composed()
+    server = services[s3_server(services)]
+    image, _, version = server["image"].rpartition(":")
+    assert image == "chrislusf/seaweedfs"
+    assert tuple(map(int, version.split("."))) >= (4, 18)
+    assert "-master.telemetry=false" in server["command"]
+    (port,) = server["ports"]
+    assert f"-s3.port={port['target']}" in server["command"]
+    endpoint = services["broker-1"]["environment"]["TIDELOG_S3_ENDPOINT"]
+    assert endpoint == f"http://s3:{port['target']}"
 
 
 def test_containers_may_do_little() -> None:
     ours = {"broker-1", "broker-2", "broker-3", "balancer", "bucket", "maintain"}
-    services = composed("minio")
+    services = composed()
     for name in ours | {"prometheus", "alertmanager", "grafana"}:
         service = services[name]
         assert service["read_only"], name
@@ -120,7 +136,7 @@ def test_prometheus_sends_alerts_to_the_alertmanager_of_compose() -> None:
         for static_config in manager["static_configs"]
     )
     name, _, port = target.partition(":")
-    (published,) = composed("minio")[name]["ports"]
+    (published,) = composed()[name]["ports"]
     assert published["target"] == int(port)
     routes = yaml.safe_load((DEPLOY / "compose" / "alertmanager.yml").read_text())
     named = {
@@ -224,7 +240,7 @@ def test_the_folder_of_the_lines_of_cron_is_made() -> None:
 
 
 def variables() -> Iterator[tuple[str, dict[str, str]]]:
-    for name, service in composed("minio").items():
+    for name, service in composed().items():
         yield name, service.get("environment", {})
     lines = (DEPLOY / "systemd" / "broker.env").read_text().splitlines()
     yield "systemd", dict(line.split("=", 1) for line in lines if line and line[0] != "#")

@@ -62,8 +62,8 @@ def pods(manifests: list[Manifest]) -> Iterator[Manifest]:
             yield manifest["spec"]["jobTemplate"]["spec"]["template"]
 
 
-def test_the_examples_are_four() -> None:
-    assert sorted(EXAMPLES) == ["eks", "keys", "minio", "s3"]
+def test_the_examples_are_these() -> None:
+    assert sorted(EXAMPLES) == ["eks", "keys", "minio", "s3", "seaweedfs"]
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -150,13 +150,14 @@ def test_an_autoscaler_alone_sets_the_number_of_brokers(
 
 def test_every_pod_gets_the_settings_and_the_secret(example: tuple[str, list[Manifest]]) -> None:
     name, manifests = example
-    secrets = {"s3": ["tidelog-secrets"], "minio": ["log"], "keys": ["tidelog-secrets"], "eks": []}
-    assert list(of_kind(manifests, "Secret")) == (["log"] if name == "minio" else [])
+    secrets = {"s3": ["tidelog-secrets"], "keys": ["tidelog-secrets"], "eks": []}
+    secret_names = secrets.get(name, ["log"])
+    assert list(of_kind(manifests, "Secret")) == (["log"] if secret_names == ["log"] else [])
     for pod in pods(manifests):
         sources = pod["spec"]["containers"][0]["envFrom"]
         named = [source["configMapRef"]["name"] for source in sources if "configMapRef" in source]
         assert named == ["log"]
-        assert [s["secretRef"]["name"] for s in sources if "secretRef" in s] == secrets[name]
+        assert [s["secretRef"]["name"] for s in sources if "secretRef" in s] == secret_names
 
 
 def test_settings_are_settings(example: tuple[str, list[Manifest]]) -> None:
@@ -186,7 +187,7 @@ def outgoing(policy: Manifest) -> set[int]:
 def test_policies_let_out_what_the_store_needs(example: tuple[str, list[Manifest]]) -> None:
     name, manifests = example
     policies = of_kind(manifests, "NetworkPolicy")
-    store = {"minio": {9000}, "eks": {443, 80}}.get(name, {443})
+    store = {"minio": {9000}, "seaweedfs": {8333}, "eks": {443, 80}}.get(name, {443})
     assert outgoing(policies["log-broker"]) == {53, 8083} | store
     assert outgoing(policies["log-maintain"]) == {53} | store
     components = {

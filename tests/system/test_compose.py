@@ -34,10 +34,16 @@ def test_the_balancer_that_is_mounted_is_that_of_make_cluster() -> None:
 
 @contextmanager
 def composed(folder: Path) -> Iterator[tuple[list[BrokerProcess], compose.Translation]]:
-    """The S3 server, the bucket's job, the brokers: started in the order of the file."""
+    """The default S3 server, the bucket's job, the brokers: started in the order of the file.
+
+    Not in the file is another bucket, by which the server is known to answer.
+    """
     services = compose.services()
+    s3_server = services["seaweedfs"]
     with ExitStack() as stack:
-        server = stack.enter_context(running_seaweed("another"))
+        server = stack.enter_context(
+            running_seaweed("another", s3_server["command"], s3_server["environment"])
+        )
         address = server.endpoint_url.removeprefix("http://")
         translation = compose.Translation(folder, {"s3:9000": address})
         bucket = services["bucket"]
