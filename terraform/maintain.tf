@@ -123,8 +123,9 @@ resource "aws_scheduler_schedule" "maintain" {
       launch_type         = "FARGATE"
 
       network_configuration {
-        subnets         = local.subnet_ids
-        security_groups = [aws_security_group.brokers.id]
+        subnets          = local.subnet_ids
+        security_groups  = [aws_security_group.brokers.id]
+        assign_public_ip = local.is_public
       }
     }
 

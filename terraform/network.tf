@@ -1,5 +1,7 @@
-# A VPC without internet access: a gateway endpoint for S3, which costs nothing, and interface endpoints
-# for the other services. If vpc_id is given, none of this is created.
+# A VPC with a gateway endpoint for S3, which costs nothing. Tasks also need ECR, the logs and the secrets of
+# AWS. By default the subnets have a route to the internet, and each task a public address, which the security
+# group allows no connection to. With has_private_endpoints the VPC has no way to the internet, but interface
+# endpoints. If vpc_id is given, none of this is created.
 
 data "aws_availability_zones" "available" {
   state = "available"
@@ -10,7 +12,13 @@ locals {
   zones       = local.has_own_vpc ? slice(data.aws_availability_zones.available.names, 0, 3) : []
   vpc_id      = local.has_own_vpc ? aws_vpc.own[0].id : var.vpc_id
   subnet_ids  = local.has_own_vpc ? aws_subnet.own[*].id : var.subnet_ids
-  endpoints   = local.has_own_vpc ? toset(["ecr.api", "ecr.dkr", "logs", "secretsmanager"]) : toset([])
+
+  # Whether tasks reach AWS by a public address of their own.
+  is_public     = local.has_own_vpc ? !var.has_private_endpoints : var.has_public_subnets
+  has_internet  = local.has_own_vpc && !var.has_private_endpoints
+  has_endpoints = local.has_own_vpc && var.has_private_endpoints
+  services      = concat(["ecr.api", "ecr.dkr", "logs"], length(var.secret_settings) == 0 ? [] : ["secretsmanager"])
+  endpoints     = toset(local.has_endpoints ? local.services : [])
 }
 
 resource "aws_vpc" "own" {
@@ -41,6 +49,19 @@ resource "aws_route_table" "own" {
   tags   = merge(local.tags, { Name = var.name })
 }
 
+resource "aws_internet_gateway" "own" {
+  count  = local.has_internet ? 1 : 0
+  vpc_id = aws_vpc.own[0].id
+  tags   = merge(local.tags, { Name = var.name })
+}
+
+resource "aws_route" "internet" {
+  count                  = local.has_internet ? 1 : 0
+  route_table_id         = aws_route_table.own[0].id
+  destination_cidr_block = "0.0.0.0/0"
+  gateway_id             = aws_internet_gateway.own[0].id
+}
+
 resource "aws_route_table_association" "own" {
   count          = length(local.zones)
   subnet_id      = aws_subnet.own[count.index].id
@@ -57,7 +78,7 @@ resource "aws_vpc_endpoint" "s3" {
 }
 
 resource "aws_security_group" "endpoints" {
-  count       = local.has_own_vpc ? 1 : 0
+  count       = local.has_endpoints ? 1 : 0
   name        = "${var.name}-endpoints"
   description = "AWS services, from within the VPC"
   vpc_id      = aws_vpc.own[0].id
@@ -65,7 +86,7 @@ resource "aws_security_group" "endpoints" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "endpoints" {
-  count             = local.has_own_vpc ? 1 : 0
+  count             = local.has_endpoints ? 1 : 0
   security_group_id = aws_security_group.endpoints[0].id
   description       = "HTTPS from the VPC"
   cidr_ipv4         = var.vpc_cidr

@@ -65,13 +65,13 @@ variable "tags" {
 # -- network
 
 variable "vpc_id" {
-  description = "VPC of the cluster. Empty: a new VPC, with endpoints instead of a NAT gateway."
+  description = "VPC of the cluster. Empty: a new VPC in three zones, without a NAT gateway."
   type        = string
   default     = ""
 }
 
 variable "subnet_ids" {
-  description = "Private subnets of `vpc_id` for brokers and balancer, in at least two zones, with routes to S3 and ECR."
+  description = "Subnets of `vpc_id` for brokers and balancer, in at least two zones. They need a route to ECR and CloudWatch (a NAT gateway, endpoints, or `has_public_subnets`), and a gateway endpoint for S3."
   type        = list(string)
   default     = []
 
@@ -83,6 +83,28 @@ variable "subnet_ids" {
   validation {
     condition     = (var.vpc_id == "") == (length(var.subnet_ids) == 0)
     error_message = "Give vpc_id and subnet_ids, or neither."
+  }
+}
+
+variable "has_public_subnets" {
+  description = "Whether `subnet_ids` have a route to an internet gateway, as those of a default VPC. Then each task gets a public address, to which the security group allows no connection."
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.has_public_subnets || var.vpc_id != ""
+    error_message = "has_public_subnets is about subnet_ids: for a new VPC, set has_private_endpoints."
+  }
+}
+
+variable "has_private_endpoints" {
+  description = "Whether the new VPC has interface endpoints (ECR, logs, and Secrets Manager if there are `secret_settings`) and no way to the internet: $66 to $88 a month. False: tasks reach these services by a public address, to which the security group allows no connection: $3.65 a month for each task."
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.has_private_endpoints || var.vpc_id == ""
+    error_message = "has_private_endpoints is about a new VPC: create the endpoints of vpc_id where you create vpc_id."
   }
 }
 
@@ -126,9 +148,9 @@ variable "image" {
 }
 
 variable "broker_cpu" {
-  description = "CPU units of a broker; 1024 is one core. A broker uses about one and a half cores."
+  description = "CPU units of a broker; 1024 is one vCPU. A broker uses at most one and a half; 512 is enough for a small cluster."
   type        = number
-  default     = 2048
+  default     = 512
 
   validation {
     condition     = contains([512, 1024, 2048, 4096], var.broker_cpu)
@@ -136,14 +158,32 @@ variable "broker_cpu" {
   }
 }
 
+locals {
+  # The caches and buffers of a broker in bytes, with the defaults of service/docs/SETTINGS.md.
+  broker_buffers = {
+    TIDELOG_BUFFER_BYTES_MAX      = 268435456
+    TIDELOG_FETCH_BYTES_IN_FLIGHT = 268435456
+    TIDELOG_TAIL_CACHE_BYTES      = 268435456
+    TIDELOG_READ_CACHE_BYTES      = 369098752
+  }
+  broker_memory_min = 500 + ceil(sum([
+    for name, bytes in local.broker_buffers : tonumber(lookup(var.settings, name, tostring(bytes)))
+  ]) / 1048576)
+}
+
 variable "broker_memory" {
-  description = "Memory of a broker in MiB: the sum of its caches and buffers, and 500."
+  description = "Memory of a broker in MiB: at least the sum of its caches and buffers, and 500. The default is for the default caches; with smaller ones in `settings`, 1024 is enough."
   type        = number
-  default     = 4096
+  default     = 2048
 
   validation {
-    condition     = var.broker_memory >= 2048 && var.broker_memory % 1024 == 0
-    error_message = "broker_memory must be at least 2048 (the default caches need it), in steps of 1024."
+    condition     = var.broker_memory >= local.broker_memory_min
+    error_message = "broker_memory must be at least ${local.broker_memory_min}, for the caches and buffers in `settings`: lower them, or raise it."
+  }
+
+  validation {
+    condition     = var.broker_memory % 1024 == 0 && var.broker_memory >= 2 * var.broker_cpu && var.broker_memory <= min(8 * var.broker_cpu, 30720)
+    error_message = "broker_memory must be a multiple of 1024, and 2 to 8 times broker_cpu, at most 30720 (Fargate)."
   }
 }
 
@@ -259,6 +299,12 @@ variable "alarm_topic_arns" {
   description = "SNS topics that receive the alarms."
   type        = list(string)
   default     = []
+}
+
+variable "has_container_insights" {
+  description = "Whether ECS sends metrics of each task to CloudWatch, at $0.30 a month for each metric. The alarms do not need them."
+  type        = bool
+  default     = false
 }
 
 variable "log_retention_days" {

@@ -122,6 +122,62 @@ def test_settings_are_settings() -> None:
     assert sum(map(int, memory.values())) + 2**30 < int(task) * 2**20
 
 
+def test_a_broker_of_the_default_size_holds_its_default_buffers() -> None:
+    """The same buffers are in the formula of deploy/README.md."""
+    match = re.search(r"broker_buffers = \{(.*?)\}", SOURCE, re.DOTALL)
+    assert match is not None
+    buffers = {name: int(size) for name, size in re.findall(r"TIDELOG_(\w+) += (\d+)", match[1])}
+    settings = load({}, {})
+    assert buffers == {name: getattr(settings, name.lower()) for name in buffers}
+    page = (hcl.MODULE.parent / "deploy" / "README.md").read_text()
+    (formula,) = re.findall(r"^\| memory of a broker \| (.*?) \|", page, re.MULTILINE)
+    assert {name.upper() for name in re.findall(r"`(\w+)`", formula)} == set(buffers)
+    memory, cpu = (variables()[name]["default"] for name in ("broker_memory", "broker_cpu"))
+    assert 500 * 2**20 + sum(buffers.values()) <= memory * 2**20
+    assert 2 * cpu <= memory <= 8 * cpu, "sizes of Fargate"
+
+
+def test_only_the_balancer_and_brokers_connect_to_brokers() -> None:
+    """So a public address of a task is of no use from outside."""
+    rules = [members for members in ingress_rules() if "brokers" in members["security_group_id"]]
+    assert len(rules) == 2
+    for rule in rules:
+        assert "cidr_ipv4" not in rule
+        assert "aws_security_group." in rule["referenced_security_group_id"]
+    clients = [rule for rule in ingress_rules() if "clients" in str(rule["description"]).lower()]
+    assert [rule["cidr_ipv4"] for rule in clients] == ["${each.value}"]
+    assert '"0.0.0.0/0"' in str(variables()["client_cidrs"]["validation"]), "which it refuses"
+
+
+def ingress_rules() -> list[dict[str, Any]]:
+    rules = hcl.resources("aws_vpc_security_group_ingress_rule")
+    return [hcl.members(rule.body) for rule in rules]
+
+
+def test_tasks_have_a_way_to_aws_with_and_without_endpoints() -> None:
+    """A public address goes with the route to the internet, the other way with the endpoints."""
+    assert variables()["has_private_endpoints"]["default"] is False
+    networks = re.findall(r"network_configuration \{(.*?)\}", SOURCE, re.DOTALL)
+    assert len(networks) == 3, "brokers, maintenance, Spark"
+    for network in networks:
+        assert re.search(r"assign_public_ip = local\.is_public\n", network)
+    expected = {
+        "is_public": "local.has_own_vpc ? !var.has_private_endpoints : var.has_public_subnets",
+        "has_internet": "local.has_own_vpc && !var.has_private_endpoints",
+        "has_endpoints": "local.has_own_vpc && var.has_private_endpoints",
+    }
+    for name, expression in expected.items():
+        assert re.findall(rf"\b{name} += (.*)", SOURCE) == [expression]
+    for kind in ("aws_internet_gateway", "aws_route"):
+        assert "local.has_internet" in one(kind)["count"]
+    endpoints = {block.labels[1]: block.body for block in hcl.resources("aws_vpc_endpoint")}
+    assert "local.has_own_vpc" in endpoints["s3"]["count"], "free, so always"
+    assert endpoints["interface"]["for_each"] == "${local.endpoints}"
+    assert re.findall(r"endpoints += (.*)", SOURCE)[-1] == (
+        "toset(local.has_endpoints ? local.services : [])"
+    )
+
+
 def test_the_grace_period_is_longer_than_a_shutdown() -> None:
     (seconds,) = re.findall(r"stopTimeout\s*= (\d+)", SOURCE)
     assert int(seconds) > load({}, {}).drain_ms / 1000 + STOP_S_MAX
