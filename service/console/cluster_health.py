@@ -63,10 +63,14 @@ class BrokerHealth(BaseModel):
 
 
 class RequestCost(BaseModel):
-    """The price of the requests for one purpose."""
+    """The requests for one purpose, and their price."""
 
     purpose: str = Field(examples=["commits"])
     setting: str | None = Field(description="the setting or topic config that lowers it")
+    requests_a_minute: dict[str, float] = Field(
+        description="by verb: put, list, get, and delete, which is free",
+        examples=[{"put": 240.0, "get": 1.5}],
+    )
     usd_a_month: float
 
 
@@ -269,6 +273,9 @@ def _store(signs: list[BrokerSigns]) -> StoreHealth:
             RequestCost(
                 purpose=cost.term.name,
                 setting=cost.term.setting or None,
+                requests_a_minute={
+                    verb: round(pace, 3) for verb, pace in cost.requests_a_minute.items()
+                },
                 usd_a_month=round(cost.usd_a_month, 4),
             )
             for cost in terms

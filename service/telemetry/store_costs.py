@@ -15,7 +15,7 @@ PUT_USD, GET_USD = 5e-6, 0.4e-6
 """Prices of S3 Standard in us-east-1. A PUT (`create`, `put`) and a LIST have the same price."""
 PRICES = {"create": PUT_USD, "put": PUT_USD, "list": PUT_USD, "get": GET_USD}
 """By verb; a `delete` is free."""
-MONTH_S = 2_628_000
+MINUTE_S, MONTH_S = 60, 2_628_000
 
 
 class Term(NamedTuple):
@@ -76,9 +76,13 @@ class RequestCount(msgspec.Struct, array_like=True):
 
 
 class TermCost(NamedTuple):
-    """The price of a term at S3 Standard, in dollars a month."""
+    """The pace of a term's requests by verb, and their price at S3 Standard in dollars a month.
+
+    A `create` is a PUT.
+    """
 
     term: Term
+    requests_a_minute: Mapping[str, float]
     usd_a_month: float
 
 
@@ -105,15 +109,20 @@ def counts_between(
 
 
 def costs(brokers: Iterable[tuple[Iterable[RequestCount], float]]) -> list[TermCost]:
-    """Return the price of each term, the largest first.
+    """Return the pace and the price of each term that is not free, the largest price first.
 
     Each broker has its counts, and the seconds in which they were counted.
     """
-    usd: dict[Term, float] = {}
+    paces: dict[Term, dict[str, float]] = {}
     for counts, seconds in brokers:
         for request in counts:
-            price = PRICES.get(request.verb, 0.0) * request.count * MONTH_S / seconds
-            term = term_of(request)
-            usd[term] = usd.get(term, 0.0) + price
-    terms = [TermCost(term, price) for term, price in usd.items() if price]
-    return sorted(terms, key=lambda cost: -cost.usd_a_month)
+            pace = paces.setdefault(term_of(request), {})
+            verb = "put" if request.verb == "create" else request.verb
+            pace[verb] = pace.get(verb, 0.0) + request.count * MINUTE_S / seconds
+    terms = [TermCost(term, pace, _usd_a_month(pace)) for term, pace in paces.items()]
+    return sorted((cost for cost in terms if cost.usd_a_month), key=lambda cost: -cost.usd_a_month)
+
+
+def _usd_a_month(requests_a_minute: Mapping[str, float]) -> float:
+    usd_a_minute = sum(PRICES.get(verb, 0.0) * pace for verb, pace in requests_a_minute.items())
+    return usd_a_minute * MONTH_S / MINUTE_S

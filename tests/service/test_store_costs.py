@@ -59,6 +59,8 @@ def test_costs_are_added_over_brokers_and_the_largest_is_first() -> None:
     assert (first.term, second.term) == (store_costs.SEALS, store_costs.COMMITS)
     assert first.usd_a_month == pytest.approx(2 * 5e-6 * MONTH_S)
     assert second.usd_a_month == pytest.approx(1.5 * 5e-6 * MONTH_S)
+    assert first.requests_a_minute == {"list": pytest.approx(120)}
+    assert second.requests_a_minute == {"put": pytest.approx(90)}
     assert costs([]) == []
 
 

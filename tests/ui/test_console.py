@@ -310,6 +310,57 @@ def test_the_first_page_has_the_health_of_the_cluster(console: Console) -> None:
     assert page.get_by_text("120 problems").count() == 0
 
 
+def test_the_dearest_purpose_of_requests_is_named_with_its_setting(console: Console) -> None:
+    """The dollars are those of the prices in this browser, and those of the API at S3's."""
+    costs = [
+        {
+            "purpose": "tails of other brokers",
+            "setting": None,
+            "requests_a_minute": {"get": 6000.0, "delete": 10.0},
+            "usd_a_month": 105.12,
+        },
+        {
+            "purpose": "commits",
+            "setting": "flush_interval_ms",
+            "requests_a_minute": {"put": 240.0, "get": 0.5},
+            "usd_a_month": 52.57,
+        },
+    ]
+    page = console.page
+
+    def answer(route: Any) -> None:
+        health = route.fetch().json()
+        route.fulfill(json={**health, "store": {**health["store"], "costs": costs}})
+
+    page.route("**/tidelog/v1/health", answer)
+    console.open("overview", afresh=True)
+    table = page.get_by_role("table", name="Cost by purpose")
+    tails, commits = (table.get_by_role("row", name=name) for name in ("tails", "commits"))
+    tails.wait_for()
+    assert table.get_by_role("rowheader").all_inner_texts() == [one["purpose"] for one in costs]
+
+    def cells(row: Any) -> str:
+        return " | ".join(row.get_by_role("cell").all_inner_texts())
+
+    assert cells(tails) == "0 | 0 | 6,000 | 6,010 | $105.12 | none"
+    assert cells(commits) == "240 | 0 | 0.5 | 241 | $52.57 | flush_interval_ms"
+    total = table.get_by_role("row", name="All brokers")
+    assert cells(total) == "All brokers | 240 | 0 | 6,001 | 6,251 | $157.69 | "
+    page.get_by_text("Most of it: tails of other brokers, 67 %. No setting lowers it.").wait_for()
+
+    page.get_by_role("button", name="Edit prices").click()
+    page.get_by_role("dialog").get_by_label("PUT").fill("0.05")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("Most of it: commits, 83 %. flush_interval_ms lowers it.").wait_for()
+    assert table.get_by_role("rowheader").first.inner_text() == "commits"
+
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.get_by_role("columnheader", name="Lowered by").wait_for(state="hidden")
+    assert page.evaluate("document.documentElement.scrollWidth") == 400, "nothing scrolls sideways"
+    page.evaluate("localStorage.clear()")
+    page.unroute_all()
+
+
 def test_prices_are_kept_and_change_the_cost(console: Console) -> None:
     page = console.open("overview")
     page.locator(".plot canvas").first.wait_for(timeout=20_000)

@@ -1,4 +1,4 @@
-// The cluster's rates, its brokers, and the cost of its requests.
+// The cluster's rates, its brokers, and the cost of its requests: by purpose and by kind.
 
 import { html, useEffect, useMemo, useState } from "./vendor/htm-preact.js";
 import { get } from "./api.js";
@@ -9,6 +9,7 @@ import { bytes, count, counted, dollars, duration, ms, rate, short } from "./for
 const POLL_MS = 5000;
 const HEALTH_MS = 30000;
 const DAY_S = 86400;
+const MONTH_S = 2628000;
 /** S3 Standard's list prices in dollars per thousand requests; deletes are free. */
 const PRICES = { put: 0.005, list: 0.005, get: 0.0004 };
 const HELD = "tidelog.prices";
@@ -39,11 +40,12 @@ function means(history) {
 
 export function Overview() {
   const state = usePoll((signal) => get("tidelog/v1/overview", { history: true }, signal), POLL_MS);
+  const health = usePoll((signal) => get("tidelog/v1/health", {}, signal), HEALTH_MS).data;
   return html`<header class="page-head"><h1>Overview</h1>
       ${state.data && html`<p class="muted"><code>${state.data.store}</code> · cluster <code>${state.data.cluster_id}</code></p>`}
     </header>
-    <${Health} />
-    <${Loaded} state=${state} rows=${10}>${(seen) => html`<${Seen} seen=${seen} />`}<//>`;
+    <${Health} health=${health} />
+    <${Loaded} state=${state} rows=${10}>${(seen) => html`<${Seen} seen=${seen} health=${health} />`}<//>`;
 }
 
 /** Fold problems by their kind: the worst kind first. */
@@ -57,10 +59,9 @@ function byKind(problems) {
 }
 
 /** Whether the cluster is well. Nothing, if the caller may not know it. */
-function Health() {
-  const state = usePoll((signal) => get("tidelog/v1/health", {}, signal), HEALTH_MS);
-  if (!state.data) return null;
-  const { problems } = state.data;
+function Health({ health }) {
+  if (!health) return null;
+  const { problems } = health;
   if (!problems.length) return html`<p class="muted"><${Badge} kind="good">well<//> The broker knows of no problem.</p>`;
   return html`<${Card} title="Not well" note=${counted(problems.length, "problem")} flush>
     <div class="scroll"><table aria-label="Problems">
@@ -72,7 +73,7 @@ function Health() {
     </table></div><//>`;
 }
 
-function Seen({ seen }) {
+function Seen({ seen, health }) {
   const [prices, setPrices] = useState(heldPrices);
   const now = seen.rates;
   const half = means(seen.history);
@@ -89,10 +90,11 @@ function Seen({ seen }) {
       <${Stat} name="Ack latency" value=${ms(now.ack_p50_ms)} note=${`p99 ${ms(now.ack_p99_ms)}`} title="From a produce request to its answer, with acks=all: mostly the store's PUT" />
       <${Stat} name="Commits" value=${rate(now.commits)} unit="/s" note=${`WAL at ${count(seen.wal_seq)}`} title="Entries of the WAL, one conditional PUT each" />
       <${Stat} name="Unsealed" value=${bytes(seen.unsealed_bytes)} note=${seen.unsealed_since_ms ? `oldest ${duration(seen.now_ms - seen.unsealed_since_ms)}` : "all in tables"} title="Committed records that are not in their topic's table yet" />
-      <${Stat} name="Cost per day" value=${dollars(day.total)} note=${`${dollars(day.total * 30)} a month`} title="Requests to the store, at the mean rate of the last half hour and the prices below" />
+      <${Stat} name="Cost per day" value=${dollars(day.total)} note=${`${dollars(day.total * MONTH_S / DAY_S)} a month`} title="Requests to the store, at the mean rate of the last half hour and the prices below" />
     </div>
     <${Plots} history=${seen.history} />
     <${Brokers} seen=${seen} />
+    ${health && html`<${Purposes} costs=${health.store.costs} prices=${prices} />`}
     <${Costs} rates=${mean} prices=${prices} setPrices=${setPrices} day=${day} />`;
 }
 
@@ -135,6 +137,40 @@ function Brokers({ seen }) {
     <${Table} label="Brokers" columns=${columns} rows=${seen.brokers} id=${(b) => b.number} sorted=${{ by: -1, down: false }} />
     ${seen.gone.map((one) => html`<p class="gone" key=${one.name}><${Badge} kind="warn">gone<//> <span class="name">${one.name}</span>${" "}
       <span class="muted">${one.address.replace("http://", "")} · last answer ${duration(seen.now_ms - one.since_ms)} ago; the plots have its past</span></p>`)}
+  <//>`;
+}
+
+/** What the requests are for, at the prices of this browser: the dearest purpose first. */
+function Purposes({ costs, prices }) {
+  const month = (paces) => Object.entries(paces).reduce((sum, [verb, pace]) => sum + pace * MONTH_S / 60 * (prices[verb] || 0) / 1000, 0);
+  const rows = costs.map((one) => ({
+    ...one,
+    pace: Object.values(one.requests_a_minute).reduce((a, b) => a + b, 0),
+    month: month(one.requests_a_minute),
+  })).sort((a, b) => b.month - a.month);
+  const total = rows.reduce((all, row) => all + row.month, 0);
+  const [dearest] = rows;
+  const verbs = ["put", "list", "get"];
+  const sum = (verb) => rows.reduce((all, row) => all + (row.requests_a_minute[verb] || 0), 0);
+  const share = (row) => (total ? Math.round(100 * row.month / total) : 0);
+  return html`<${Card} title="Cost by purpose" note="mean of the last 30 min" flush>
+    <p class="card-lead">${dearest ? html`Most of it: <strong>${dearest.purpose}</strong>, ${share(dearest)} %.${" "}
+      ${dearest.setting ? html`<code>${dearest.setting}</code> lowers it.` : "No setting lowers it."}` : "No request cost anything."}</p>
+    <div class="scroll"><table aria-label="Cost by purpose">
+      <thead><tr><th scope="col">Purpose</th>
+        ${verbs.map((verb) => html`<th key=${verb} scope="col" class="right low">${verb.toUpperCase()} per minute</th>`)}
+        <th scope="col" class="right">Requests per minute</th><th scope="col" class="right">$ per month</th>
+        <th scope="col" class="low">Lowered by</th></tr></thead>
+      <tbody>${rows.map((row) => html`<tr key=${row.purpose}><th scope="row" class="wraps">${row.purpose}</th>
+        ${verbs.map((verb) => html`<td key=${verb} class="right low">${rate(row.requests_a_minute[verb] || 0)}</td>`)}
+        <td class="right">${rate(row.pace)}</td>
+        <td class="right"><span class="lag"><span class="lag-bar" aria-hidden="true"><span style=${{ width: `${share(row)}%` }}></span></span>${dollars(row.month)}</span></td>
+        <td class="low">${row.setting ? html`<code>${row.setting}</code>` : html`<span class="muted">none</span>`}</td></tr>`)}</tbody>
+      <tfoot><tr><td>All brokers</td>
+        ${verbs.map((verb) => html`<td key=${verb} class="right low">${rate(sum(verb))}</td>`)}
+        <td class="right">${rate(rows.reduce((all, row) => all + row.pace, 0))}</td>
+        <td class="right"><strong>${dollars(total)}</strong></td><td class="low"></td></tr></tfoot>
+    </table></div>
   <//>`;
 }
 
