@@ -46,9 +46,9 @@ alarms.
 - **Spark**: if `has_spark` is true, a schedule starts a task with Spark on Fargate, from the image
   of `deploy/Dockerfile --target spark`. So Spark has the version that tidelog needs (4.2).
 
-These checks need no AWS account and pass: `terraform fmt`, all arguments and blocks against the
-provider's schema (6.62, by `make lint-deploy ARGS=--install`), checkov, and the test of the
-policies. The module was never applied to AWS.
+These checks need no AWS account and pass: `terraform fmt`, the validations of the variables, all
+arguments and blocks against the provider's schema (6.62, by `make lint-deploy ARGS=--install`),
+checkov, and the test of the policies. The module was never applied to AWS.
 
 After the first apply, set `settings = {{ TIDELOG_CLUSTER_ID = "..." }}` to the id that `tidelog
 status` shows. The bucket policy allows `tidelog restore`. To copy a backup into the bucket with
