@@ -38,7 +38,7 @@ ACCEPTED: Sequence[Sequence[str]] = (
 )
 """Values of variables that Terraform must accept."""
 REFUSED = {
-    ("broker_memory=1024",): "broker_memory must be at least 1620",
+    ("broker_memory=1024",): "broker_memory must be at least 1684",
     ("broker_cpu=512", "broker_memory=5120"): "2 to 8 times broker_cpu",
     ("broker_cpu=2048",): "2 to 8 times broker_cpu",
     ("has_public_subnets=true",): "has_public_subnets is about subnet_ids",

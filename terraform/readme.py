@@ -40,7 +40,7 @@ alarms.
   interface endpoints. In an existing VPC, a NAT gateway also does.
 - **Brokers**: Fargate behind an internal balancer, scaled by CPU load. A task has 45 s to stop.
   The default size, 0.5 vCPU and 2 GB, is for a small cluster: a broker's default caches and
-  buffers need 1.6 GB.
+  buffers need 1.7 GB.
 - **Maintenance**: EventBridge runs `tidelog maintain --yes`. A run that fails, or that cannot be
   started, raises an alarm.
 - **Spark**: if `has_spark` is true, a schedule starts a task with Spark on Fargate, from the image

@@ -164,7 +164,7 @@ locals {
     TIDELOG_BUFFER_BYTES_MAX      = 268435456
     TIDELOG_FETCH_BYTES_IN_FLIGHT = 268435456
     TIDELOG_TAIL_CACHE_BYTES      = 268435456
-    TIDELOG_READ_CACHE_BYTES      = 369098752
+    TIDELOG_READ_CACHE_BYTES      = 436207616
   }
   broker_memory_min = 500 + ceil(sum([
     for name, bytes in local.broker_buffers : tonumber(lookup(var.settings, name, tostring(bytes)))
