@@ -189,8 +189,8 @@ class HttpPeers:
     async def forward(self, peer: Member, message: bytes) -> bytes:
         return bytes(await self.post(peer, HAND_OVER, message))
 
-    async def announce(self, peer: Member, message: bytes) -> None:
-        _ = await self.post(peer, ANNOUNCE, message)
+    async def announce(self, peer: Member, message: bytes) -> bytes:
+        return bytes(await self.post(peer, ANNOUNCE, message))
 
     async def close(self) -> None:
         """Close all connections, including connections with a pending request.

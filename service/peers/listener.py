@@ -151,8 +151,7 @@ class PeerApp:
             request.release()  # the queue of drafts counts it at once
             return await self._api.on_forward(message)
         if path == ANNOUNCE:
-            self._api.on_announcements(message)
-            return b""
+            return self._api.on_announcements(message)
         if (report := self._reports.get(path)) is not None:
             content = report()
             return content if isinstance(content, bytes) else await content

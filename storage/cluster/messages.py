@@ -39,8 +39,8 @@ class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
     """An announcement: entry `seq` is in the chain.
 
     `header` is the object's part before the chunks, `body` is the chunks. Each is empty if it is
-    too large to send. No entry has the number 0: with it, `header` is a Notice. Version 0.1 ignores
-    the number 0.
+    too large to send. No entry has the number 0: with it, `header` is a Notice, or `body` is a
+    Beat. Version 0.1 ignores the number 0, and brokers without beats ignore it without a header.
     """
 
     seq: int
@@ -60,10 +60,25 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
     has_released: bool = False
 
 
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker knows while it is idle: its question to a peer, and the answer to one.
+
+    `seq` is the number of its newest entry, and `members` a hash of the ids of the live brokers.
+    `is_in_doubt`: a live broker does not answer it, or cannot. Then all brokers write heartbeats
+    often.
+    """
+
+    broker_id: str
+    seq: int
+    members: bytes
+    is_in_doubt: bool
+
+
 _encoder = msgspec.msgpack.Encoder()
 _forwarded_drafts = msgspec.msgpack.Decoder(ForwardDraft)
 _announcements = msgspec.msgpack.Decoder(list[EntryAnnouncement])
 _notices = msgspec.msgpack.Decoder(Notice)
+_beats = msgspec.msgpack.Decoder(Beat)
 
 
 def encode_forwarded(draft: Draft) -> bytes:
@@ -116,5 +131,25 @@ def decode_notice(header: Part) -> Notice:
     """Decode the header of an announcement with the number 0; raises Corrupt."""
     try:
         return _notices.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(MESSAGE, f"does not decode: {error}") from error
+
+
+QUESTION = encode_announcements([])
+"""Asks whether a peer answers; all versions know it."""
+
+
+def encode_question(beat: Beat) -> bytes:
+    return encode_announcements([EntryAnnouncement(0, b"", encode_beat(beat))])
+
+
+def encode_beat(beat: Beat) -> bytes:
+    return _encoder.encode(beat)
+
+
+def decode_beat(message: Part) -> Beat:
+    """Decode a beat: the answer to a question, or the body of the question; raises Corrupt."""
+    try:
+        return _beats.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(MESSAGE, f"does not decode: {error}") from error

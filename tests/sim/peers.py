@@ -26,11 +26,11 @@ class Peers:
 
         return await self._ask(peer, take)
 
-    async def announce(self, peer: Member, message: bytes) -> None:
-        async def take_announcement(broker: "Broker") -> None:
-            broker.log.cluster.peer_api.on_announcements(message)
+    async def announce(self, peer: Member, message: bytes) -> bytes:
+        async def take_announcement(broker: "Broker") -> bytes:
+            return broker.log.cluster.peer_api.on_announcements(message)
 
-        await self._ask(peer, take_announcement)
+        return await self._ask(peer, take_announcement)
 
     async def _ask(self, peer: Member, call: "Callable[[Broker], Awaitable[T]]") -> T:
         try:

@@ -37,7 +37,7 @@ from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.cluster.entry_announcer import PeerTransport
+from tidelog.storage.cluster.peer_transport import PeerTransport
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable

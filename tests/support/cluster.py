@@ -100,8 +100,7 @@ class Net:
     async def _handle(self, verb: str, broker: Broker, message: bytes) -> bytes:
         if verb == "hand_over":
             return await broker._sequencer.on_forward(message)
-        broker._sequencer.on_announcements(message)
-        return b""
+        return broker._sequencer.on_announcements(message)
 
 
 class Peers:
@@ -113,9 +112,9 @@ class Peers:
     async def forward(self, peer: Member, message: bytes) -> bytes:
         return await self.net.call("hand_over", peer, message)
 
-    async def announce(self, peer: Member, message: bytes) -> None:
+    async def announce(self, peer: Member, message: bytes) -> bytes:
         try:
-            await self.net.call("tell", peer, message)
+            return await self.net.call("tell", peer, message)
         except Corrupt as error:
             raise ForwardOutcomeUnknown(str(error)) from error
 
