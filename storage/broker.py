@@ -431,13 +431,12 @@ class Broker:
         self._membership.test_writing(READY_WRITE_S)
         if why := self.why_not_writing():
             raise Unavailable(why)
-        if self._log.wal.view_age_s > READY_GRACE_S:
-            try:
-                async with asyncio.timeout(READY_WAIT_S):
-                    await self.refresh()
-            except (LogError, TimeoutError) as error:
-                why = str(error) or f"no answer within {READY_WAIT_S:.0f} s"
-                raise Unavailable(f"the WAL cannot be read: {why}") from error
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await self.refresh(self.clock.boot_s() - READY_GRACE_S)
+        except (LogError, TimeoutError) as error:
+            why = str(error) or f"no answer within {READY_WAIT_S:.0f} s"
+            raise Unavailable(f"the WAL cannot be read: {why}") from error
         if why := self.store_time.why_wrong():
             raise Unavailable(why)
 

@@ -11,7 +11,6 @@ heartbeat or an answer. After `sweep_after_s`, any broker deletes the object.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import math
@@ -110,24 +109,23 @@ class Membership:
         loop = asyncio.get_running_loop()
         next_s = loop.time() + self.settings.heartbeat_interval_s
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout_at(next_s):
                     await self._has_news.wait()
-            if loop.time() >= next_s:
+            except TimeoutError:
                 await self._do_due(is_quiet=is_quiet())
                 next_s = loop.time() + self.settings.heartbeat_interval_s
             else:
                 await self.look_again()
-            self._has_news.clear()
+                self._has_news.clear()
 
     async def _do_due(self, *, is_quiet: bool) -> None:
         settings, now_s = self.settings, self.clock.boot_s()
         is_late = now_s >= self._wrote_s + settings.quiet_interval_s
         if not is_quiet or is_late or self._is_write_due or self._failing_s is not None:
             await self._try_beat()
-        # The others list if the first may have deleted an object that they show.
-        lists = self.ranking[0].id == self.me.id or bool(self.gone)
-        is_late = lists and now_s >= self._looked_s + settings.quiet_look_s
+        is_first = self.ranking[0].id == self.me.id
+        is_late = is_first and now_s >= self._looked_s + settings.quiet_look_s
         if not is_quiet or is_late or not self._is_looked_up:
             await self.look_again()
         self._was_quiet = is_quiet
@@ -170,9 +168,14 @@ class Membership:
         return self._members_hash
 
     @property
-    def has_older_versions(self) -> bool:
-        """Whether a broker counts others as dead by their objects alone, if it lives or comes back."""
-        return any(peer is not None and not peer.writes_rarely for peer in self._known.values())
+    def may_miss_brokers(self) -> bool:
+        """Whether a broker may live that needs heartbeats.
+
+        It has an older version, which knows no beats. Or it does not answer: nobody knows whether
+        it is dead or cut off, until its object is swept.
+        """
+        known = self._known.values()
+        return bool(self.gone) or any(peer is not None and not peer.writes_rarely for peer in known)
 
     def begin_leaving(self) -> None:
         """Give this broker's duties to the next in rank, as far as this broker decides it.

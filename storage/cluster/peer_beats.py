@@ -92,7 +92,7 @@ class PeerBeats:
         Each has answered a question since then: it knew no entry that this broker does not know,
         and the same brokers, and did not doubt any. -inf: they do not agree.
         """
-        if not self._is_running or self._membership.has_older_versions:
+        if not self._is_running or self._membership.may_miss_brokers:
             return -math.inf
         oldest_s = self._clock.boot_s()
         for peer in self._membership.others:
@@ -119,7 +119,7 @@ class PeerBeats:
 
     def _beat(self) -> Beat:
         membership, since_s = self._membership, self._clock.boot_s() - AGREED_S
-        is_in_doubt = membership.has_older_versions or not all(
+        is_in_doubt = membership.may_miss_brokers or not all(
             peer.id in self._answers and self._answers[peer.id].asked_s >= since_s
             for peer in membership.others
         )
