@@ -92,9 +92,7 @@ async def live_brokers(
         await asyncio.sleep(LOOK_S)
 
 
-async def _old(
-    cluster: MaintenanceSession, key: str, level: int, *, is_live: bool
-) -> str | None:
+async def _old(cluster: MaintenanceSession, key: str, level: int, *, is_live: bool) -> str | None:
     """Return the name of a broker that does not know the level and may be live.
 
     `is_live`: its last heartbeat is young.

@@ -206,7 +206,7 @@ async def test_faults_of_running_broker_are_named() -> None:
             await log._membership.look()
         assert await names_of(http) == {"broker-gone"}
         store.is_dark = True
-        clock.skipped_s += 100.0
+        clock.skipped_s += 200.0
         for _ in range(5):  # requests that fail
             names = await names_of(http)
         assert {"not-ready", "store-fails", "view-old"} <= names
