@@ -1,4 +1,4 @@
-"""Worlds of idle brokers, which beat, write and poll rarely: what they miss, and how soon they see it.
+"""Worlds of idle brokers, which write and poll rarely: what they miss, and how soon they see it.
 
 One thing at a time goes wrong: announcements are lost, a program commits, ways are cut, a broker is
 suspended, killed, or starts late. After each, the views and the live brokers must come right in

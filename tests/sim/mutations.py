@@ -74,7 +74,7 @@ WORLDS: dict[tuple[str, ...], Callable[[int], Result]] = {
     damage_mutations.CLONES: simulate_clones,
     idle_mutations.IDLE: simulate_idle,
 }
-"""Worlds with seeds of their own: foreign.py, backups.py, doubled.py, damage.py, clones.py, idle.py."""
+"""Worlds with seeds of their own, each in the module of its name."""
 
 Patch = tuple[Any, str, Any]
 Made = Callable[[], list[Patch]]

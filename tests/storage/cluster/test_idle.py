@@ -158,9 +158,7 @@ async def test_an_entry_of_a_program_is_seen_within_a_minute_and_the_next_one_so
     await asyncio.sleep(3.0)
     seq = await commit()
     await asyncio.sleep(DEFAULTS.poll_interval_s + BEAT_S + 0.2)
-    assert {log.state.seq for log in brokers} == {seq}, (
-        "the finder polls, its beats tell the others"
-    )
+    assert {log.state.seq for log in brokers} == {seq}, "the finder's beats tell the others"
     await asyncio.sleep(2 * UNTOLD_S)
     sent = await sent_in(brokers, MEASURED_S)
     assert dollars(sent, MEASURED_S) <= 0.30, sent
