@@ -148,8 +148,8 @@ class ClusterRecords:
         """Return records of [offset, offset_end).
 
         At the high watermark, wait up to `wait_s` for one. Such a read may miss records that were
-        acknowledged within the last `read_freshness_s` (I3). If `bytes_max` is 0, return the
-        partition's offsets after the wait, but no records.
+        acknowledged within the last `read_freshness_s` before its end (I3). If `bytes_max` is 0,
+        return the partition's offsets after the wait, but no records.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
@@ -172,6 +172,8 @@ class ClusterRecords:
         partition_state.check_range(topic, partition, offset)
         if offset == partition_state.high_watermark and wait_s > 0:
             await self._wait_for_records(log.state.topic(topic), partition, offset, wait_s)
+            if log.state.partition(topic, partition).high_watermark == offset:
+                await log.refresh_to_wait()
             partition_state = log.state.partition(topic, partition)
             partition_state.check_range(topic, partition, offset)
         if offset == partition_state.high_watermark or not bounds.bytes_max:

@@ -40,7 +40,7 @@ class ClusterSettings(StoreSettings):
         limits=(10, 60_000),
     )
     read_freshness_ms: int = setting(
-        "a read that waits for records may miss those that were acknowledged within this time before it; a longer time saves GETs while brokers do not agree on the newest entry. A read that does not wait misses none",
+        "a read that waits for records may miss those that were acknowledged within this time before its answer; a longer time saves GETs while brokers do not agree on the newest entry. A read that does not wait misses none",
         default=ms_of(LOG.read_freshness_s),
         limits=(0, 60_000),
     )

@@ -171,8 +171,8 @@ class Membership:
     def may_miss_brokers(self) -> bool:
         """Whether a broker may live that needs heartbeats.
 
-        It has an older version, which knows no beats. Or it does not answer: nobody knows whether
-        it is dead or cut off, until its object is swept.
+        It has an older version, which knows no beats. Or it does not answer: it is dead or cut off,
+        and no broker knows which, until its object is swept.
         """
         known = self._known.values()
         return bool(self.gone) or any(peer is not None and not peer.writes_rarely for peer in known)

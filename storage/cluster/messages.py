@@ -61,7 +61,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
-    """What a broker knows while it is idle: its question to a peer, and the answer to one.
+    """The question of a broker to a peer, and the answer to one: what the broker knows.
 
     `seq` is the number of its newest entry, and `members` a hash of the ids of the live brokers.
     `is_in_doubt`: a live broker does not answer it, or cannot. Then all brokers write heartbeats

@@ -50,7 +50,7 @@ class NewestEntry(Protocol):
     def on_newer(self, seq: int) -> None: ...
 
 
-class _Answer(NamedTuple):
+class _Agreement(NamedTuple):
     asked_s: float
     beat: Beat
 
@@ -67,7 +67,7 @@ class PeerBeats:
         self._wal = wal
         self._is_running = False
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _Agreement] = {}
         """By live peer: its last answer, unless a later question had none."""
 
     async def run(self) -> None:
@@ -148,7 +148,7 @@ class PeerBeats:
                 answer = await self._transport.announce(peer, message)
             if peer.writes_rarely:
                 beat = decode_beat(answer)
-                self._answers[peer.id] = _Answer(started_s, beat)
+                self._answers[peer.id] = _Agreement(started_s, beat)
                 self._learn(beat)
         except TASK_ENDS:
             raise

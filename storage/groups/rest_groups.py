@@ -363,6 +363,7 @@ class RestGroups:
                 continue
             read_partitions = {portion.where for portion in portions} | session.instance.damaged
             if not await self._wait(session.member, session.instance, read_partitions, deadline):
+                await self._log.refresh_to_wait()
                 deadline = loop.time()
 
     async def _wait(

@@ -33,7 +33,7 @@ SLACK_S = 0.5
 SEEN_S = 2 * BEAT_S + SLACK_S
 """Of a broker's entry, if its announcement is lost and beats are not."""
 DOUBT_S = AGREED_S + POLL_S + SLACK_S
-"""Of any entry, if brokers do not hear each other."""
+"""Of any entry, if no messages pass between brokers."""
 DEAD_S = MEMBERSHIP.member_timeout_s + 3 * MEMBERSHIP.heartbeat_interval_s + SLACK_S
 KNOWN_S = 3.0
 """In which a broker that starts knows the live brokers, and they know it: less than `quiet_look_s`,
@@ -84,7 +84,7 @@ class IdleRun(Run):
         self._check_views("a commit of a program")
 
     async def _cut_all(self) -> None:
-        """No broker hears another. Each lives, and says so in the store."""
+        """No broker's messages reach another. Each lives, and says so in the store."""
         addresses = list(self.world.brokers)
         self.world.cut_ways = {(one, other) for one in addresses for other in addresses}
         await asyncio.sleep(self.draws.uniform(AGREED_S, 2 * DEAD_S))
@@ -95,7 +95,7 @@ class IdleRun(Run):
         self.world.cut_ways = set()
 
     async def _cut_one_way(self) -> None:
-        """A broker does not reach another, which must write heartbeats although it hears all."""
+        """A broker does not reach another, which must write heartbeats for it."""
         one, other = self.draws.sample(list(self.world.brokers), 2)
         self.world.cut_ways = {(one, other)}
         await asyncio.sleep(self.draws.uniform(DEAD_S, 3 * DEAD_S))

@@ -39,7 +39,7 @@ def _silence_is_agreement() -> list[Patch]:
 
 
 def _objects_are_believed() -> list[Patch]:
-    """An object counts for its broker's life, whatever its age, and nobody asks."""
+    """An object counts for its broker's life, whatever its age, and no broker asks."""
     real = LivenessTracker.look
 
     def look(self: LivenessTracker, now_s: float, *arguments: Any, **named: Any) -> None:
@@ -74,7 +74,7 @@ MUTATIONS: tuple[tuple[str, Callable[[], list[Patch]], tuple[str, ...], int], ..
     ("a beat names no number", _beats_without_numbers, IDLE, 20),
     ("a poll that never comes while all is quiet", _quiet_never_polls, IDLE, 20),
     ("brokers that do not answer agree", _silence_is_agreement, IDLE, 20),
-    ("objects of dead brokers are believed", _objects_are_believed, IDLE, 20),
-    ("a broker that starts asks nobody", _old_objects_are_dead, IDLE, 40),
+    ("an object counts as a live broker", _objects_are_believed, IDLE, 20),
+    ("a broker that starts asks no other", _old_objects_are_dead, IDLE, 40),
     ("a broker does not tell that it doubts", _doubt_is_not_told, IDLE, 20),
 )

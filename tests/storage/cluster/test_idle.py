@@ -126,7 +126,7 @@ async def test_a_lost_announcement_costs_a_beat(cluster: Cluster) -> None:
     assert asyncio.get_running_loop().time() - acked_s < BEAT_S + 0.1
 
 
-async def test_brokers_that_do_not_hear_each_other_read_the_log_at_their_usual_interval(
+async def test_brokers_that_do_not_reach_each_other_read_the_log_at_their_usual_interval(
     cluster: Cluster,
 ) -> None:
     brokers = await quiet(cluster, 3)
@@ -213,7 +213,7 @@ async def test_a_broker_that_starts_asks_who_is_alive(cluster: Cluster) -> None:
 
 
 async def test_a_broker_whose_messages_reach_nobody_is_found_by_its_object() -> None:
-    """It neither hears the others nor is heard, and all of them can reach the store."""
+    """No message passes between it and the others, and all of them can reach the store."""
     async with Cluster(DEFAULTS) as cluster:
         first, second = list(await quiet(cluster, 2))
         addresses = {log._membership.me.address for log in (first, second)}

@@ -41,7 +41,7 @@ RARELY = MembershipSettings(heartbeat_interval_s=5.0, member_timeout_s=15.0)
 
 
 class Entries:
-    """A view of a WAL: the newest number that it knows, and those of which it was told."""
+    """A view of a WAL: the newest number that it knows, and those that beats named."""
 
     def __init__(self) -> None:
         self.seq = 0
