@@ -16,6 +16,7 @@ first batch that fails ends the run, and the rest stays garbage for the next run
 """
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
@@ -72,7 +73,11 @@ class CollectionPlan(NamedTuple):
 
 
 async def plan(
-    cluster: MaintenanceSession, grace: Grace, *, takes_unknown: bool = False
+    cluster: MaintenanceSession,
+    grace: Grace,
+    *,
+    takes_unknown: bool = False,
+    clean_topics: dict[str, bytes] | None = None,
 ) -> CollectionPlan:
     """List the whole store; return its garbage.
 
@@ -84,13 +89,16 @@ async def plan(
     An upload that ended after its topic was deleted leaves such a folder. But if a cluster lost its
     WAL and was created again, all its data is in such folders, so only an operator may request
     this.
+
+    A topic without a file that could become garbage is noted in `clean_topics`, with a hash of its
+    keys. While the keys are the same, the next runs with this dict do not open its table.
     """
     # Read the time before the refresh. If a bound is raised after the refresh, this run uses the
     # old value, but deletes only objects that were garbage by the old value before the raise.
     now_ms = await cluster.store_now_ms()
     await cluster.refresh()
     grace = grace.obeying(cluster.state.bounds.now)
-    search = _GarbageSearch(cluster, now_ms, grace)
+    search = _GarbageSearch(cluster, now_ms, grace, {} if clean_topics is None else clean_topics)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     base = await _base(cluster, checkpoints, search.now_ms, grace)
     await _checkpoint(cluster, checkpoints, search.now_ms, grace)
@@ -228,8 +236,15 @@ async def _checkpoint(
 class _GarbageSearch:
     """The garbage that a run has found so far."""
 
-    def __init__(self, cluster: MaintenanceSession, now_ms: int, grace: Grace) -> None:
+    def __init__(
+        self,
+        cluster: MaintenanceSession,
+        now_ms: int,
+        grace: Grace,
+        clean_topics: dict[str, bytes],
+    ) -> None:
         self.now_ms = now_ms
+        self._clean_topics = clean_topics
         self.found: list[Garbage] = []
         self.unnamed = 0  # bytes of the objects that nothing names, of any age
         self._cluster = cluster
@@ -258,6 +273,9 @@ class _GarbageSearch:
         `deleted_topic_ids` are the ids of deleted topics whose objects are garbage.
         """
         cluster = self._cluster
+        for topic_id in list(self._clean_topics):
+            if cluster.state.topic_of_id(topic_id) is None:
+                del self._clean_topics[topic_id]
         async for topic_id, infos in _by_topic(cluster.store.list(object_keys.TOPICS)):
             topic = cluster.state.topic_of_id(topic_id)
             if topic is None and not _is_deleted(cluster, topic_id):
@@ -279,6 +297,8 @@ class _GarbageSearch:
 
         A table in doubt is not reliable, so no file of its topic is garbage.
         """
+        if self._is_clean(topic, infos):
+            return
         removals: list[Removal] = []
         logs: list[Garbage] = []
         try:
@@ -293,6 +313,8 @@ class _GarbageSearch:
         except LogError as error:
             self._cluster.skip(topic, error)
             return
+        if not unnamed and not logs:
+            self._clean_topics[topic.topic_id] = _hash_of_keys(infos)
         self.take(
             garbage.of_table(infos, topic.prefix, named, removals, self.now_ms, self._grace),
             unnamed,
@@ -304,6 +326,18 @@ class _GarbageSearch:
                 for garbage_object in logs
             ],
         )
+
+    def _is_clean(self, topic: Topic, infos: Sequence[ObjectInfo]) -> bool:
+        """Return whether the topic has the objects that had no garbage, and its log has none now.
+
+        A segment becomes garbage only by a commit, and a commit is an object more.
+        """
+        if self._clean_topics.pop(topic.topic_id, None) != (keys := _hash_of_keys(infos)):
+            return False
+        _, log_garbage = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
+        if not log_garbage:
+            self._clean_topics[topic.topic_id] = keys
+        return not log_garbage
 
     async def _log(self, table: Table, infos: Sequence[ObjectInfo]) -> list[Garbage]:
         """Return the garbage of a table's log.
@@ -320,6 +354,13 @@ class _GarbageSearch:
         if kept_ms > garbage.LOG_RETENTION_MS:
             base, log_garbage = garbage.of_log(infos, self.now_ms, kept_ms)
         return log_garbage if log_garbage and await table.files_at(base) is not None else []
+
+
+def _hash_of_keys(infos: Sequence[ObjectInfo]) -> bytes:
+    keys = hashlib.blake2b(digest_size=16)
+    for info in infos:
+        keys.update(f"{info.key}\n".encode())
+    return keys.digest()
 
 
 def _is_deleted(cluster: MaintenanceSession, topic_id: str) -> bool:

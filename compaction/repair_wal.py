@@ -102,7 +102,11 @@ async def drop_after(
     """
     live = await live_brokers(cluster, settings)
     if live:
-        raise Unavailable(f"brokers are live: stop them first: {', '.join(live)}")
+        quiet_s = settings.quiet_interval_s + settings.member_timeout_s
+        raise Unavailable(
+            f"brokers are live: stop them first: {', '.join(live)}; one that was killed counts as "
+            f"live until its object in {object_keys.BROKERS} is {quiet_s:.0f} s old, or deleted"
+        )
     result = await _damage(cluster)
     if result is None:
         raise InvalidRequest("the WAL can be read to its end: there is no entry to drop")

@@ -74,28 +74,37 @@ async def live_brokers(
     """Return the names of live brokers that do not know the level; by default, of all live brokers.
 
     A killed broker leaves its liveness object, so only the time without a heartbeat shows that the
-    broker is dead.
+    broker is dead. A broker that writes rarely counts as live for the time between two heartbeats.
     """
     tracker = LivenessTracker(settings)
     clock, store = cluster.clock, cluster.store
     until_s = clock.boot_s() + settings.member_timeout_s
     while True:
         now_s = clock.boot_s()
-        tracker.look(now_s, [info async for info in store.list(object_keys.BROKERS)])
-        old = [name for key in tracker.live if (name := await _old(cluster, key, level))]
+        infos = [info async for info in store.list(object_keys.BROKERS)]
+        tracker.look(now_s, infos, store_ms=store.seen_ms)
+        live = set(tracker.live)
+        keys = tracker.silent_for_less_than(settings.quiet_interval_s + settings.member_timeout_s)
+        members = [await _old(cluster, key, level, is_live=key in live) for key in keys]
+        old = [name for name in members if name]
         if not old or now_s > until_s:
             return old
         await asyncio.sleep(LOOK_S)
 
 
-async def _old(cluster: MaintenanceSession, key: str, level: int) -> str | None:
+async def _old(cluster: MaintenanceSession, key: str, level: int, *, is_live: bool) -> str | None:
+    """Return the name of a broker that does not know the level and may be live.
+
+    `is_live`: its last heartbeat is young.
+    """
     try:
         member = msgspec.json.decode(await cluster.store.get(key), type=Member)
     except ObjectNotFound:
         return None  # the broker stopped after the listing
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return key
-    return member.name if member.level < level else None
+        return key if is_live else None
+    is_live = is_live or member.writes_rarely
+    return member.name if is_live and member.level < level else None
 
 
 # -- bounds

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 from tidelog.storage.access_changes import ClusterAccess
 from tidelog.storage.cluster.cluster import Cluster, Members
-from tidelog.storage.cluster.entry_announcer import NO_PEERS, AnnouncerCounters, PeerTransport
+from tidelog.storage.cluster.entry_announcer import AnnouncerCounters
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import Notice, announced_notice
+from tidelog.storage.cluster.peer_transport import NO_PEERS, PeerTransport
 from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
 from tidelog.storage.cluster.zone_objects import ZoneObjects
 from tidelog.storage.codec.entry import Commit, Draft
@@ -126,8 +127,12 @@ log = logging.getLogger("tidelog.log")
 READY_WAIT_S = 1.0
 CHECKPOINT_STOP_S = 5.0
 """Longest wait for the checkpoint at a stop. Without a checkpoint, the next start reads more."""
-READY_GRACE_S = 10.0
-"""A broker stays ready for this time while the store does not answer."""
+READY_GRACE_S = 15.0
+"""A broker stays ready for this time while the store does not answer. So probes cost a GET in this
+time, however many come."""
+READY_WRITE_S = 300.0
+"""A broker that is probed writes at least this often. If the store does not take the write, the
+broker is not ready (`Membership.why_failing`)."""
 NOTICE_S = 1.0
 
 
@@ -155,7 +160,7 @@ class Broker:
         self.store_time = wal.store_time
         self.store_url = wal.store.url
         self._membership = membership = Membership(
-            wal.store, wal.clock, name, wal.cluster.cluster_id, settings.membership
+            wal.store, wal.clock, name, wal.cluster.cluster_id, settings.membership, peers
         )
         tail_objects = TailObjects(
             wal.store,
@@ -169,6 +174,7 @@ class Broker:
             committer=self._sequencer,
             tail_objects=tail_objects,
             owns=membership.is_first_for,
+            agreement=self._sequencer.beats,
             hot_dir=hot_dir,
             observer=observer,
         )
@@ -207,6 +213,10 @@ class Broker:
         If `since_s` of the boot clock is earlier, apply those that were committed before it.
         """
         await self._log.wal.refresh(since_s)
+
+    async def refresh_to_wait(self) -> None:
+        """Refresh the view for a read that waits, unless it is young enough (I3)."""
+        await self._log.refresh_to_wait()
 
     async def ensure_view(self) -> None:
         """Reload the state if it is too old for reads; cheap otherwise. Raises Unavailable."""
@@ -306,10 +316,10 @@ class Broker:
         """
         await self._membership.join(address, port, kafka, zone)
         self._sequencer.announcer.announce(announced_notice(Notice(self._membership.me.id)))
-        self._tasks.append(begin_duty("liveness", self._membership.run()))
-        if kafka:
-            self._tasks.append(asyncio.create_task(self._sequencer.beats.run()))
+        beats = self._sequencer.beats
+        self._tasks.append(begin_duty("liveness", self._membership.run(beats.is_quiet)))
         if self._has_peers:
+            self._tasks.append(asyncio.create_task(beats.run()))
             self._start_groups()  # only now: without its peers it would take over their groups
 
     def _start_groups(self) -> None:
@@ -426,15 +436,15 @@ class Broker:
         It read the WAL to its end within READY_GRACE_S, can write, and its clock is right. A view
         that young costs no request to the store, however often clients ask.
         """
+        self._membership.test_writing(READY_WRITE_S)
         if why := self.why_not_writing():
             raise Unavailable(why)
-        if self._log.wal.view_age_s > READY_GRACE_S:
-            try:
-                async with asyncio.timeout(READY_WAIT_S):
-                    await self.refresh()
-            except (LogError, TimeoutError) as error:
-                why = str(error) or f"no answer within {READY_WAIT_S:.0f} s"
-                raise Unavailable(f"the WAL cannot be read: {why}") from error
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await self.refresh(self.clock.boot_s() - READY_GRACE_S)
+        except (LogError, TimeoutError) as error:
+            why = str(error) or f"no answer within {READY_WAIT_S:.0f} s"
+            raise Unavailable(f"the WAL cannot be read: {why}") from error
         if why := self.store_time.why_wrong():
             raise Unavailable(why)
 

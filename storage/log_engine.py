@@ -23,6 +23,7 @@ from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
+from tidelog.storage.wal.poll_pace import Agreement, PollPace
 from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.requests import AppendRequest
@@ -43,6 +44,7 @@ class Log:
         committer: Committer,
         tail_objects: TailObjects,
         owns: Callable[[str], bool],
+        agreement: Agreement,
         hot_dir: Path | None,
         observer: Observer,
     ) -> None:
@@ -65,6 +67,9 @@ class Log:
         self.losses = 0
         """How often records of this broker's view were given up, or its whole view."""
         self._poll_interval_s = settings.poll_interval_s
+        self._read_freshness_s = settings.read_freshness_s
+        self._agreement = agreement
+        self._poll_pace = PollPace(wal, settings.poll_interval_s, settings.quiet_poll_s, agreement)
 
     @property
     def state(self) -> ClusterState:
@@ -85,7 +90,19 @@ class Log:
         while True:
             await asyncio.sleep(self._poll_interval_s)
             with surviving(log, "reading the WAL"):
-                await self.wal.refresh()
+                await self.wal.refresh(self._poll_pace.needed_s())
+
+    async def refresh_to_wait(self) -> None:
+        """Refresh the view for a read that waits for records (I3).
+
+        A view that was fresh within `read_freshness_s` costs no request, nor one on which all live
+        brokers agreed within this time.
+        """
+        since_s = self.clock.boot_s() - self._read_freshness_s
+        if self._agreement.agreed_s() > since_s:
+            await self.wal.ensure_view()
+        else:
+            await self.wal.refresh(since_s)
 
     # -- commits
 

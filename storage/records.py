@@ -147,8 +147,9 @@ class ClusterRecords:
     ) -> FetchResult:
         """Return records of [offset, offset_end).
 
-        At the high watermark, wait up to `wait_s` for one. If `bytes_max` is 0, return the
-        partition's offsets after the wait, but no records.
+        At the high watermark, wait up to `wait_s` for one. Such a read may miss records that were
+        acknowledged within the last `read_freshness_s` before its end (I3). If `bytes_max` is 0,
+        return the partition's offsets after the wait, but no records.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
@@ -163,11 +164,16 @@ class ClusterRecords:
         await log.wal.ensure_view()
         partition_state = await self._partition(topic, partition)
         if offset >= partition_state.high_watermark:
-            await log.wal.refresh()  # records acknowledged before this call must be visible (I3)
+            if offset == partition_state.high_watermark and wait_s > 0:
+                await log.refresh_to_wait()
+            else:  # records acknowledged before this call must be visible (I3)
+                await log.wal.refresh()
             partition_state = log.state.partition(topic, partition)
         partition_state.check_range(topic, partition, offset)
         if offset == partition_state.high_watermark and wait_s > 0:
             await self._wait_for_records(log.state.topic(topic), partition, offset, wait_s)
+            if log.state.partition(topic, partition).high_watermark == offset:
+                await log.refresh_to_wait()
             partition_state = log.state.partition(topic, partition)
             partition_state.check_range(topic, partition, offset)
         if offset == partition_state.high_watermark or not bounds.bytes_max:

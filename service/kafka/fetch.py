@@ -212,9 +212,9 @@ class KafkaFetch:
 
         If there is an error already, or no partition, do not wait. Return the bytes of records.
 
-        Before an answer without records, the view is refreshed: each record that was acked before
-        the request came must be visible (I3). During the wait, the broker's poll or another request
-        has mostly done this.
+        Before an answer without records, the view is refreshed. If the request does not wait, each
+        record that was acked before it came must be visible (I3); else the view may be as old as
+        `read_freshness_ms`.
         """
         arrived_s, is_refreshed = self._broker.clock.boot_s(), not readable_partitions
         loop, settings = asyncio.get_running_loop(), self._context.settings
@@ -236,7 +236,10 @@ class KafkaFetch:
                 is_refreshed = True
                 with contextlib.suppress(LogError, TimeoutError):  # the client asks again
                     async with asyncio.timeout(REFRESH_S):
-                        await self._broker.refresh(arrived_s)
+                        if wait_s:
+                            await self._broker.refresh_to_wait()
+                        else:
+                            await self._broker.refresh(arrived_s)
                 continue
             if reading.has_no_memory:
                 await asyncio.sleep(pause_s)

@@ -190,8 +190,8 @@ class HttpPeers:
     async def forward(self, peer: Member, message: bytes) -> bytes:
         return bytes(await self.post(peer, HAND_OVER, message))
 
-    async def announce(self, peer: Member, message: bytes) -> None:
-        _ = await self.post(peer, ANNOUNCE, message)
+    async def announce(self, peer: Member, message: bytes) -> bytes:
+        return bytes(await self.post(peer, ANNOUNCE, message))
 
     async def read_object(self, peer: Member, message: bytes) -> Part:
         return await self.post(peer, OBJECTS, message)

@@ -164,8 +164,7 @@ class PeerApp:
             request.release()  # the queue of drafts counts it at once
             return await self._api.on_forward(message)
         if path == ANNOUNCE:
-            self._api.on_announcements(message)
-            return b""
+            return self._api.on_announcements(message)
         if path == OBJECTS:
             await slots.enter_async_context(self._object_slots)
             return await self._cluster.read_object(message)

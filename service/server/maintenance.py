@@ -14,7 +14,6 @@ each of them once.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -29,6 +28,7 @@ from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
 from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
 from tidelog.service.operations.compaction_jobs import Compact, CompactionJob, no_store
+from tidelog.service.server.collection_schedule import CollectionSchedule
 from tidelog.service.server.open_for_maintenance import opened_cluster
 from tidelog.service.server.retention_looks import RetentionLooks
 from tidelog.service.settings.maintenance import MaintenanceSettings
@@ -47,9 +47,6 @@ WorkResult = TypeVar("WorkResult")
 REWRITE_BYTES_MAX = 128 * 1024 * 1024
 """Size of the largest segment that a broker rewrites after `delete-records`: twice the default of
 `segment.bytes`. The commands `retain` and `delete-records` rewrite larger segments."""
-COLLECTED_EVERY = 12
-"""Rounds from one collection to the next: about an hour. A collection lists all objects, and reads
-the last day's commits of tables from which files were removed."""
 
 
 async def run_maintenance(
@@ -63,16 +60,20 @@ async def run_maintenance(
     if not interval_s or settings.is_in_memory:
         return  # data in memory ends with the process
     counters.is_running = True
-    looks = RetentionLooks(broker)
+    looks, collections = RetentionLooks(broker), CollectionSchedule(broker, interval_s)
     draws = random.Random(broker.clock.new_id())
-    for number in itertools.count():
+    while True:
         # Jitter, so that brokers that started together do not run every round together.
         await asyncio.sleep(interval_s * draws.uniform(0.5, 1.5))
         counters.rounds += 1
         try:
-            is_collecting = number % COLLECTED_EVERY == 0
             await maintain_once(
-                settings, broker, counters, is_collecting=is_collecting, looks=looks
+                settings,
+                broker,
+                counters,
+                is_collecting=collections.begin_if_due(),
+                looks=looks,
+                clean_topics=collections.clean_topics,
             )
         except (LogError, OSError) as error:
             counters.failures += 1
@@ -112,10 +113,12 @@ async def maintain_once(
     *,
     is_collecting: bool = True,
     looks: RetentionLooks | None = None,
+    clean_topics: dict[str, bytes] | None = None,
 ) -> None:
     """Run retention once, then collection. Raises LogError.
 
-    Retention leaves out topics in which nothing is due, as `looks` remembers from earlier rounds.
+    Retention leaves out topics in which nothing is due, as `looks` remembers from earlier rounds,
+    and collection leaves out the tables of `clean_topics` (see `compaction.collect.plan`).
     """
     session = MaintenanceSession.of_broker(broker)
     looks = looks or RetentionLooks(broker)
@@ -128,10 +131,13 @@ async def maintain_once(
         await session.close()
         if is_collecting:  # also after a failure, because one topic must not stop collection
             with _noted(broker, counters, "collect"):
+                clean = {} if clean_topics is None else clean_topics
                 collecting = _apart(
-                    settings, "tidelog-care", lambda own: _collect(own, counters), broker
+                    settings, "tidelog-care", lambda own: _collect(own, counters, clean), broker
                 )
-                await begin_duty("collection", collecting)
+                for name, error in (await begin_duty("collection", collecting)).items():
+                    if name in broker.state.topics and isinstance(error, TableInDoubt):
+                        broker.stored.note_doubt(broker.state.topic(name), error)
 
 
 @contextlib.contextmanager
@@ -243,8 +249,11 @@ async def _undo_rearrangements(cluster: MaintenanceSession) -> None:
     await cluster.for_each(topics_of(cluster.state, skipped), undo)
 
 
-async def _collect(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:
-    planned = await plan(cluster, Grace())
+async def _collect(
+    cluster: MaintenanceSession, counters: MaintenanceCounters, clean_topics: dict[str, bytes]
+) -> dict[str, LogError]:
+    """Collect; return the topics that were left out, by name, and why."""
+    planned = await plan(cluster, Grace(), clean_topics=clean_topics)
     counters.waiting_bytes = planned.waiting
     counters.due_bytes, counters.oldest_s = planned.size, planned.oldest_ms / 1000
     for hold in planned.holds:
@@ -271,3 +280,4 @@ async def _collect(cluster: MaintenanceSession, counters: MaintenanceCounters) -
             oldest_s,
         )
     counters.oldest_s = 0.0
+    return cluster.skipped

@@ -3,7 +3,8 @@
 A look opens a table, and each opening costs requests to the store. Retention depends on the table's
 segments, which the broker remembers as a time, and on the state, which it has. So a topic in which
 nothing changes is not opened until its oldest segment expires. One broker looks at each topic. A
-commit of another program to an idle table is found by the next reader or seal, or within LOOK_S.
+commit of another program to an idle table is found by the next reader or seal, by a collection, or
+within LOOK_S.
 """
 
 import math
@@ -15,10 +16,13 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.topic import Topic
 
-LOOK_S = 3600.0
+LOOK_S = 7 * 86_400.0
 """Longest time between two looks of a topic's own broker at a table with segments."""
-OTHERS_LOOK_S = 6 * LOOK_S
-"""The same for the other brokers: the topic's own broker may run no retention."""
+OTHERS_LOOK_S = 6 * 3600.0
+"""The same for the other brokers, if the topic has new segments: its own broker may run no
+retention."""
+OTHERS_IDLE_LOOK_S = 4 * LOOK_S
+"""The same if it has none."""
 
 
 class _Look(NamedTuple):
@@ -76,8 +80,10 @@ class RetentionLooks:
             return self._needs_look(topic)
         look = self._looks.get(topic.topic_id)
         last_s = self._began_s if look is None else look.at_s
-        is_late = self._broker.clock.boot_s() >= last_s + OTHERS_LOOK_S
-        return is_late and any(_sealed_ends(topic))
+        sealed_ends = _sealed_ends(topic)
+        is_idle = look is not None and look.sealed_ends == sealed_ends
+        pause_s = OTHERS_IDLE_LOOK_S if is_idle else OTHERS_LOOK_S
+        return self._broker.clock.boot_s() >= last_s + pause_s and any(sealed_ends)
 
     def note(self, topic: Topic, due_ms: float) -> None:
         """Remember that nothing is due in a topic until `due_ms`."""

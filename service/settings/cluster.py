@@ -35,17 +35,22 @@ class ClusterSettings(StoreSettings):
         default=False,
     )
     poll_interval_ms: int = setting(
-        "time between two reads of the WAL by an idle broker",
+        "time between two reads of the WAL by an idle broker; a minute while all brokers answer each other and agree on the newest entry",
         default=ms_of(LOG.poll_interval_s),
         limits=(10, 60_000),
     )
+    read_freshness_ms: int = setting(
+        "a read that waits for records may miss those that were acknowledged within this time before its answer; a longer time saves GETs while brokers do not agree on the newest entry. A read that does not wait misses none",
+        default=ms_of(LOG.read_freshness_s),
+        limits=(0, 60_000),
+    )
     broker_heartbeat_interval_ms: int = setting(
-        "time between two heartbeats of a broker; each heartbeat is one PUT and one LIST",
+        "time between two heartbeats of a broker; each heartbeat is one PUT and one LIST. While all brokers answer each other, a broker writes each 10 minutes, and one of them lists each 5 minutes",
         default=ms_of(LOG.membership.heartbeat_interval_s),
         limits=(50, 60_000),
     )
     broker_timeout_ms: int = setting(
-        "a broker without a heartbeat for this time counts as failed",
+        "a broker that neither answers nor writes a heartbeat for this time counts as failed",
         default=ms_of(LOG.membership.member_timeout_s),
         limits=(100, None),
     )

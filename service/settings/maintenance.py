@@ -15,7 +15,7 @@ class MaintenanceSettings(StoreSettings):
         "whether this broker seals tails into tables", default=LOG.is_sealing
     )
     retention_check_interval_ms: int = setting(
-        "mean pause between two retention rounds of this broker; each 12th round also collects garbage. With 0 there are no rounds",
+        "mean pause between two retention rounds of this broker. One broker also collects garbage: in each 12th round, or once a day if nothing was written. With 0 there are no rounds",
         default=300_000,
     )
     compact_spark_bytes: int = setting(

@@ -108,6 +108,7 @@ class Settings(
             ),
             tail_cache_bytes=self.tail_cache_bytes,
             poll_interval_s=self.poll_interval_ms / 1000,
+            read_freshness_s=self.read_freshness_ms / 1000,
             is_sealing=self.seal_enabled,
             start_retry_s=self.start_retry_s,
             group_delay_s=self.kafka_group_delay_ms / 1000,

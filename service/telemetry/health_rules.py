@@ -16,7 +16,9 @@ RUNBOOKS: Final = "deploy/README.md"
 CLOCK_MS_MAX = 30_000
 """Half of what makes a broker unready (SKEW_MS_MAX). A broker knows the store's time to some
 seconds: from the newest object that it listed."""
-VIEW_AGE_S_MAX = 60.0
+VIEW_AGE_S_MAX = 180.0
+"""An idle broker reads the WAL once a minute. By the store's time, its view is twice as old at
+most: that time is known from the last answer before."""
 STORE_FAILURES_MIN = 3
 STORE_FAILURES_SHARE = 0.05
 TAIL_LATE_S = 900.0

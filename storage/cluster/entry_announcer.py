@@ -11,19 +11,17 @@ import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import (
     EntryAnnouncement,
-    ForwardRefused,
     Notice,
     announced_notice,
     encode_announcements,
 )
+from tidelog.storage.cluster.peer_transport import PeerTransport
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import TASK_ENDS
 
@@ -34,23 +32,6 @@ SUSPECT_S_MAX = 30.0
 OUTBOX_MAX = 64
 """Largest number of announcements that wait for one peer. If there are more, the announcer drops
 the oldest."""
-
-
-class PeerTransport(Protocol):
-    """Sender of messages to brokers. The methods raise LogError if a peer cannot be reached."""
-
-    async def forward(self, peer: Member, message: bytes) -> bytes:
-        """Forward a draft; return the response.
-
-        Raises ForwardRefused if the peer certainly did not take the draft, ForwardOutcomeUnknown if
-        the peer may have taken it.
-        """
-
-    async def announce(self, peer: Member, message: bytes) -> None:
-        """Send announcements of committed entries."""
-
-    async def read_object(self, peer: Member, message: bytes) -> Part:
-        """Ask for bytes of an object (`ObjectRange`); return them."""
 
 
 @dataclass
@@ -203,19 +184,3 @@ class Announcer:
 
     def _is_live(self, peer: Member) -> bool:
         return any(other.id == peer.id for other in self.membership.others)
-
-
-class _NoPeers:
-    """The transport of a broker without peers."""
-
-    async def forward(self, peer: Member, message: bytes) -> bytes:
-        raise ForwardRefused("this broker has no peers")
-
-    async def announce(self, peer: Member, message: bytes) -> None:
-        raise ForwardRefused("this broker has no peers")
-
-    async def read_object(self, peer: Member, message: bytes) -> Part:
-        raise ForwardRefused("this broker has no peers")
-
-
-NO_PEERS: PeerTransport = _NoPeers()

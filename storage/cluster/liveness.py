@@ -3,6 +3,7 @@
 `Member` is the content of a broker's object.
 
 Pure. A broker overwrites its object every few seconds; a changed line in the listing is its
+heartbeat. While all brokers answer each other, they write rarely, and an answer counts as a
 heartbeat. The observer measures silence with its own clock, and only between two listings. Clocks
 of two machines are never compared. If a listing fails or the observer is suspended, no other broker
 looks dead because of this. The results affect only speed, so brokers may disagree about them.
@@ -23,7 +24,7 @@ __all__ = ["LivenessTracker", "Member", "MembershipSettings"]
 PROTOCOL = 1
 """Version of the messages between brokers; brokers with another version are no peers."""
 GAP_FACTOR = 2.0
-"""At most this many heartbeat intervals count as silence between two listings."""
+"""At most this many planned pauses count as silence between two listings."""
 
 
 class KafkaListener(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +57,9 @@ class Member(msgspec.Struct, frozen=True):
     """The newest level of the format that the broker knows; version 0.1 did not write it."""
     kafka: tuple[KafkaListener, ...] = ()
     """The listener for Kafka's protocol, if there is one."""
+    writes_rarely: bool = False
+    """The broker answers beats, and writes this object rarely while its peers answer it, too. So
+    the object's age says little: ask the broker. Versions before 0.3 did not write this field."""
     zone: str = ""
 
     @property
@@ -73,6 +77,8 @@ class _Seen(NamedTuple):
     line: tuple[int, int]
     silent_s: float
     changes: int = 0
+    is_heard: bool = False
+    """Whether the broker answered after the last listing."""
 
 
 class LivenessTracker:
@@ -83,26 +89,44 @@ class LivenessTracker:
         self._seen: dict[str, _Seen] = {}
         self._looked_s: float | None = None
 
-    def look(self, now_s: float, listing: Iterable[ObjectInfo]) -> None:
-        """Process a listing that was requested at boot time `now_s`."""
+    def look(
+        self,
+        now_s: float,
+        listing: Iterable[ObjectInfo],
+        *,
+        store_ms: int = 0,
+        pause_s: float = 0.0,
+    ) -> None:
+        """Process a listing that was requested at boot time `now_s`.
+
+        `store_ms` is the time of the store's clock, if it is known. `pause_s` is the planned time
+        since the last listing, if it is longer than the interval of heartbeats.
+        """
         infos = list(listing)
         gap_s = 0.0 if self._looked_s is None else now_s - self._looked_s
-        gap_s = min(gap_s, GAP_FACTOR * self._settings.heartbeat_interval_s)
+        gap_s = min(gap_s, GAP_FACTOR * max(self._settings.heartbeat_interval_s, pause_s))
         newest_ms = max((info.modified_ms for info in infos), default=0)
+        newest_ms = max(newest_ms, store_ms)
         brokers: dict[str, _Seen] = {}
         for info in infos:
             line = (info.modified_ms, info.size)
             broker = self._seen.get(info.key)
             if broker is None:
                 # Both times are by the store's clock. If an object is already old when it is first
-                # listed, its broker counts as dead.
+                # listed, its broker counts as dead, until it answers.
                 brokers[info.key] = _Seen(line, (newest_ms - info.modified_ms) / 1000)
             elif broker.line == line:
-                brokers[info.key] = broker._replace(silent_s=broker.silent_s + gap_s)
+                silent_s = 0.0 if broker.is_heard else broker.silent_s + gap_s
+                brokers[info.key] = _Seen(line, silent_s, broker.changes)
             else:
                 brokers[info.key] = _Seen(line, 0.0, broker.changes + 1)
         self._seen = brokers
         self._looked_s = now_s
+
+    def hear(self, key: str) -> None:
+        """Process an answer, or a message, of a broker."""
+        if key in self._seen:
+            self._seen[key] = self._seen[key]._replace(silent_s=0.0, is_heard=True)
 
     def changes(self, key: str) -> int:
         """Return how many heartbeats the listings showed."""
@@ -116,8 +140,11 @@ class LivenessTracker:
     @property
     def live(self) -> list[str]:
         """Keys of brokers with a heartbeat within the timeout."""
-        timeout_s = self._settings.member_timeout_s
-        return [key for key, broker in self._seen.items() if broker.silent_s < timeout_s]
+        return self.silent_for_less_than(self._settings.member_timeout_s)
+
+    def silent_for_less_than(self, seconds: float) -> list[str]:
+        """Return keys of brokers with a heartbeat within this time."""
+        return [key for key, broker in self._seen.items() if broker.silent_s < seconds]
 
     @property
     def forgotten(self) -> list[str]:

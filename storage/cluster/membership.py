@@ -1,13 +1,20 @@
-"""Membership: this broker's liveness object, overwritten every few seconds, and the live peers.
+"""Membership: this broker's liveness object, and the live peers.
+
+A broker overwrites its object and lists the others every few seconds while it is in doubt: a peer
+does not answer, or cannot, or knows other brokers. While all is quiet (cluster.peer_beats), it
+writes rarely, and only the first in rank lists. So an object is no evidence of death: a broker that
+finds an old one asks the object's broker.
 
 Membership is soft state: it does not decide what is in the log. **On a crash** at any moment: the
 liveness object stays, without new heartbeats. Each other broker measures the time without a
-heartbeat. After `sweep_after_s`, any broker deletes the object.
+heartbeat or an answer. After `sweep_after_s`, any broker deletes the object.
 """
 
 import asyncio
-import contextlib
+import hashlib
 import logging
+import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,9 +25,10 @@ from tidelog.storage.cluster.liveness import (
     Member,
     ranked,
 )
-from tidelog.storage.cluster.messages import Notice
+from tidelog.storage.cluster.messages import QUESTION, Notice
+from tidelog.storage.cluster.peer_transport import NO_PEERS, PeerTransport
 from tidelog.storage.core import format_levels, object_keys
-from tidelog.storage.core.errors import ObjectNotFound
+from tidelog.storage.core.errors import LogError, ObjectNotFound
 from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import surviving
@@ -31,6 +39,8 @@ log = logging.getLogger("tidelog.members")
 HEARTBEATS_OF_SILENT = 2
 """A peer that does not answer this broker counts as reached again after so many heartbeats in the
 store. The first one may have been written before the peer stopped."""
+ANSWER_S = 1.0
+"""Longest wait for a peer's answer to a question, with the connection."""
 
 
 class Membership:
@@ -43,6 +53,7 @@ class Membership:
         name: str,
         cluster_id: str,
         settings: MembershipSettings,
+        transport: PeerTransport = NO_PEERS,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -54,14 +65,17 @@ class Membership:
             clock.new_id().hex(),
             clock.now_ms(),
             level=format_levels.NEWEST,
+            writes_rarely=True,
         )
+        self._transport = transport
         self.cluster_id = cluster_id
         self.others: list[Member] = []
-        """Live peers, by their heartbeats in the store."""
+        """Live peers, by their answers and their heartbeats in the store."""
         self.gone: list[Member] = []
         """Brokers whose heartbeats ended without a clean stop, until `sweep_after_s`."""
         self.ranking: list[Member] = [self.me]
         """The live peers and this broker, the sequencer first."""
+        self._members_hash = _hash_of([self.me.id])
         self._view = LivenessTracker(settings)
         self._known: dict[str, Member | None] = {}
         # By the id of a silent peer: the number of its heartbeats when it did not answer.
@@ -70,6 +84,11 @@ class Membership:
         self._leavers: dict[str, bool] = {}
         self._is_leaving = False
         self._has_news = asyncio.Event()
+        # Boot times of the last heartbeat that was written, and of the last listing.
+        self._wrote_s = self._looked_s = -math.inf
+        self._is_looked_up = False
+        """Whether the last listing succeeded."""
+        self._is_write_due = self._was_quiet = False
         self._beat: asyncio.Task[None] | None = None
         # Boot time at which the first heartbeat after the last successful one began. None if there
         # was none after it.
@@ -86,32 +105,48 @@ class Membership:
         self.me = msgspec.structs.replace(
             self.me, address=address, port=port, kafka=kafka, zone=zone
         )
-        await self._beat_and_look()
+        await self._try_beat()
+        await self.look_again()
 
-    async def run(self) -> None:
-        """Write heartbeats and list the peers. Does not return."""
+    async def run(self, is_quiet: Callable[[], bool]) -> None:
+        """Write heartbeats and list the peers, rarely while `is_quiet`. Does not return."""
         loop = asyncio.get_running_loop()
         next_s = loop.time() + self.settings.heartbeat_interval_s
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout_at(next_s):
                     await self._has_news.wait()
-            if loop.time() >= next_s:
-                await self._beat_and_look()
+            except TimeoutError:
+                await self._do_due(is_quiet=is_quiet())
                 next_s = loop.time() + self.settings.heartbeat_interval_s
             else:
                 await self.look_again()
-            self._has_news.clear()
+                self._has_news.clear()
+
+    async def _do_due(self, *, is_quiet: bool) -> None:
+        settings, now_s = self.settings, self.clock.boot_s()
+        is_late = now_s >= self._wrote_s + settings.quiet_interval_s
+        if not is_quiet or is_late or self._is_write_due or self._failing_s is not None:
+            await self._try_beat()
+        is_first = self.ranking[0].id == self.me.id
+        is_late = is_first and now_s >= self._looked_s + settings.quiet_look_s
+        if not is_quiet or is_late or not self._is_looked_up:
+            await self.look_again()
+        self._was_quiet = is_quiet
 
     def why_failing(self) -> str:
         """Return why no heartbeat reached the store for `member_timeout_s`, or "" if one did.
 
-        After this time the peers count this broker as dead.
+        The time begins with the first heartbeat that failed.
         """
         failing_s = 0.0 if self._failing_s is None else self.clock.boot_s() - self._failing_s
         if failing_s <= self.settings.member_timeout_s:
             return ""
         return f"no heartbeat was written for {failing_s:.0f} s: {self._failure}"
+
+    def test_writing(self, age_max_s: float) -> None:
+        """Write a heartbeat soon, if the last one is older than this: `why_failing` then knows."""
+        self._is_write_due = self.clock.boot_s() > self._wrote_s + age_max_s
 
     # -- brokers that join or stop
 
@@ -122,6 +157,29 @@ class Membership:
             self._set(self.others)
         elif all(member.id != notice.broker_id for member in self.others):
             self._has_news.set()
+
+    def on_beat(self, broker_id: str) -> None:
+        """Handle a beat of a peer: it lives. A peer that is not known is looked up soon."""
+        key = object_keys.broker(broker_id)
+        if self._known.get(key) is not None:
+            self._hear(key)
+        elif self.clock.boot_s() >= self._looked_s + self.settings.heartbeat_interval_s:
+            self._has_news.set()
+
+    @property
+    def members_hash(self) -> bytes:
+        """A hash of the ids of the live brokers, this one included."""
+        return self._members_hash
+
+    @property
+    def may_miss_brokers(self) -> bool:
+        """Whether a broker may live that needs heartbeats.
+
+        It has an older version, which knows no beats. Or it does not answer: it is dead or cut off,
+        and no broker knows which, until its object is swept.
+        """
+        known = self._known.values()
+        return bool(self.gone) or any(peer is not None and not peer.writes_rarely for peer in known)
 
     def begin_leaving(self) -> None:
         """Give this broker's duties to the next in rank, as far as this broker decides it.
@@ -156,6 +214,7 @@ class Membership:
 
     def answers(self, peer: Member) -> None:
         """Record that the peer answers this broker."""
+        self._hear(object_keys.broker(peer.id))
         if self._silent.pop(peer.id, None) is not None:
             log.info("broker %s answers", peer.name)
 
@@ -188,7 +247,7 @@ class Membership:
         with surviving(log, "deleting the liveness object"):  # if it stays, it has no heartbeats
             await self.store.delete([object_keys.broker(self.me.id)])
 
-    async def _beat_and_look(self) -> None:
+    async def _try_beat(self) -> None:
         if self._failing_s is None:
             self._failing_s, self._failure = self.clock.boot_s(), "no answer"
         with surviving(log, "writing the liveness object"):
@@ -198,8 +257,6 @@ class Membership:
                 self._failure = str(error)
                 raise
             self._failing_s = None
-        with surviving(log, "listing the live brokers"):
-            await self.look()
 
     async def beat(self) -> None:
         self.me = msgspec.structs.replace(self.me, beat=self.me.beat + 1)
@@ -208,24 +265,58 @@ class Membership:
         body = msgspec.json.encode(self.me) + b" " * (self.me.beat % 2)
         put = self.store.put(object_keys.broker(self.me.id), [body])
         self._beat = asyncio.create_task(put, name="tidelog-beat")
+        started_s = self.clock.boot_s()
         await asyncio.shield(self._beat)
+        self._wrote_s, self._is_write_due = started_s, False
 
     async def look(self) -> None:
-        """Find the live peers: one LIST, and one GET for each new broker."""
+        """Find the live peers: one LIST, one GET for each new broker, questions to the old ones."""
         now_s = self.clock.boot_s()
-        self._view.look(now_s, [info async for info in self.store.list(object_keys.BROKERS)])
-        live, mine = set(self._view.live), object_keys.broker(self.me.id)
+        self._is_looked_up = False
+        infos = [info async for info in self.store.list(object_keys.BROKERS)]
+        pause_s = self.settings.quiet_look_s if self._was_quiet else 0.0
+        self._view.look(now_s, infos, store_ms=self.store.seen_ms, pause_s=pause_s)
+        self._looked_s = now_s
+        mine = object_keys.broker(self.me.id)
         listed = [key for key in self._view.listed if key != mine]
-        self._known = {key: self._known[key] for key in listed if key in self._known}
-        for key in listed:
-            if key not in self._known:
-                self._known[key] = await self._read(key)
-        peers = [(key in live, peer) for key, peer in self._known.items() if peer is not None]
-        self._set([member for is_live, member in peers if is_live])
-        self.gone = self._not_replaced([member for is_live, member in peers if not is_live])
+        old = {key: self._known[key] for key in listed if key in self._known}
+        self._known = {key: old[key] if key in old else await self._read(key) for key in listed}
+        live = set(self._view.live)
+        await asyncio.gather(
+            *(
+                self._ask(peer)
+                for key, peer in self._known.items()
+                if peer is not None and peer.writes_rarely and not (key in old and key in live)
+            )
+        )
+        self._is_looked_up = True
+        self._rank()
         if forgotten := [key for key in self._view.forgotten if key != mine]:
             log.info("deleting %d liveness objects of stopped brokers", len(forgotten))
             await self.store.delete(forgotten)
+
+    async def _ask(self, peer: Member) -> None:
+        """Ask a broker that is new here, or silent, whether it answers."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._transport.announce(peer, QUESTION)
+        except (LogError, TimeoutError) as error:
+            log.info("broker %s does not answer yet: %s", peer.name, str(error) or "silence")
+        else:
+            self._view.hear(object_keys.broker(peer.id))
+
+    def _hear(self, key: str) -> None:
+        self._view.hear(key)
+        peer = self._known.get(key)
+        if peer is not None and all(member.id != peer.id for member in self.others):
+            self._rank()
+
+    def _rank(self) -> None:
+        """Set the live peers, by what the tracker knows."""
+        live = set(self._view.live)
+        peers = [(key in live, peer) for key, peer in self._known.items() if peer is not None]
+        self._set([member for is_live, member in peers if is_live])
+        self.gone = self._not_replaced([member for is_live, member in peers if not is_live])
 
     def _not_replaced(self, silent: list[Member]) -> list[Member]:
         """Return the brokers without a live one of their name or address that started later."""
@@ -258,6 +349,7 @@ class Membership:
         old_ids, was = {member.id for member in self.others}, self.ranking[0]
         self.others = other_members
         member_ids = {member.id for member in other_members}
+        self._members_hash = _hash_of([self.me.id, *member_ids])
         self._silent = {
             member_id: beats for member_id, beats in self._silent.items() if member_id in member_ids
         }
@@ -270,3 +362,7 @@ class Membership:
             first = self.ranking[0]
             sequencer_name = "this broker" if first.id == self.me.id else f"broker {first.name}"
             log.info("%d live brokers; the sequencer is %s", len(other_members) + 1, sequencer_name)
+
+
+def _hash_of(broker_ids: list[str]) -> bytes:
+    return hashlib.blake2b("/".join(sorted(broker_ids)).encode(), digest_size=8).digest()

@@ -44,8 +44,8 @@ class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
     """An announcement: entry `seq` is in the chain.
 
     `header` is the object's part before the chunks, `body` is the chunks. Each is empty if it is
-    too large to send. No entry has the number 0: with it, `header` is a Notice. Version 0.1 ignores
-    the number 0.
+    too large to send. No entry has the number 0: with it, `header` is a Notice, or `body` is a
+    Beat. Version 0.1 ignores the number 0, and brokers without beats ignore it without a header.
     """
 
     seq: int
@@ -83,11 +83,26 @@ class ObjectRange(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """The question of a broker to a peer, and the answer to one: what the broker knows.
+
+    `seq` is the number of its newest entry, and `members` a hash of the ids of the live brokers.
+    `is_in_doubt`: a live broker does not answer it, or cannot. Then all brokers write heartbeats
+    often.
+    """
+
+    broker_id: str
+    seq: int
+    members: bytes
+    is_in_doubt: bool
+
+
 _encoder = msgspec.msgpack.Encoder()
 _forwarded_drafts = msgspec.msgpack.Decoder(ForwardDraft)
 _announcements = msgspec.msgpack.Decoder(list[EntryAnnouncement])
 _notices = msgspec.msgpack.Decoder(Notice)
 _object_ranges = msgspec.msgpack.Decoder(ObjectRange)
+_beats = msgspec.msgpack.Decoder(Beat)
 
 
 def encode_forwarded(draft: Draft) -> bytes:
@@ -159,3 +174,23 @@ def decode_object_range(message: Part) -> ObjectRange:
     if not (asked.start >= 0 and 0 < asked.length <= OBJECT_RANGE_BYTES_MAX):
         raise Corrupt(MESSAGE, f"asks for {asked.length} bytes at {asked.start} of an object")
     return asked
+
+
+QUESTION = encode_announcements([])
+"""Asks whether a peer answers; all versions know it."""
+
+
+def encode_question(beat: Beat) -> bytes:
+    return encode_announcements([EntryAnnouncement(0, b"", encode_beat(beat))])
+
+
+def encode_beat(beat: Beat) -> bytes:
+    return _encoder.encode(beat)
+
+
+def decode_beat(message: Part) -> Beat:
+    """Decode a beat: the answer to a question, or the body of the question; raises Corrupt."""
+    try:
+        return _beats.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(MESSAGE, f"does not decode: {error}") from error

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidelog.storage.cluster.entry_announcer import Announcer, PeerTransport
+from tidelog.storage.cluster.entry_announcer import Announcer
 from tidelog.storage.cluster.liveness import Member, first_trusted
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.merged_drafts import merge, not_after_ms, refer
@@ -35,6 +35,7 @@ from tidelog.storage.cluster.messages import (
     encode_forwarded,
 )
 from tidelog.storage.cluster.peer_beats import PeerBeats
+from tidelog.storage.cluster.peer_transport import PeerTransport
 from tidelog.storage.codec.entry import (
     Draft,
     DraftId,
@@ -149,7 +150,7 @@ class Sequencer:
         self.settings = settings
         self.counters = SequencerCounters()
         self.announcer = Announcer(membership, wal.clock, transport, settings.handover_timeout_s)
-        self.beats = PeerBeats(membership, wal.clock, transport)
+        self.beats = PeerBeats(membership, wal.clock, transport, wal)
         self._tail_objects = tail_objects
         self._number = 0
         self._own: _ForwardedDraft | None = None
@@ -417,24 +418,28 @@ class Sequencer:
 
     # -- entries of other brokers
 
-    def on_announcements(self, message: Part) -> None:
-        """Handle announcements of committed entries.
+    def on_announcements(self, message: Part) -> bytes:
+        """Handle announcements of committed entries; return the answer to a beat, or nothing.
 
-        Raises Corrupt. An empty message asks whether this broker answers: raises ForwardRefused if
-        this broker is about to stop.
+        Raises Corrupt. An empty message or a beat asks whether this broker answers: raises
+        ForwardRefused if this broker is about to stop.
         """
-        announced = decode_announcements(message)
-        if (self._is_closing or self.membership.is_leaving) and not announced:
+        announced, answer = decode_announcements(message), b""
+        is_question = all(not entry.seq and entry.body for entry in announced)
+        if (self._is_closing or self.membership.is_leaving) and is_question:
             raise ForwardRefused("this broker is about to stop")
         for entry in announced:
             if not entry.seq:
                 if entry.header:
                     self.membership.on_notice(decode_notice(entry.header))
+                elif entry.body:
+                    answer = self.beats.on_beat(entry.body)
                 continue
             self.announcer.counters.received += 1
             old_seq = self.wal.state.seq
             self._on_announcement(entry)
             self.announcer.counters.useful += self.wal.state.seq > old_seq
+        return answer
 
     def _on_announcement(self, entry: EntryAnnouncement) -> None:
         # The body first: the header ends long polls, which then read the body.

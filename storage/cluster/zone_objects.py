@@ -9,7 +9,6 @@ while, and the broker reads the store. A broker of an older version refuses.
 import asyncio
 import logging
 
-from tidelog.storage.cluster.entry_announcer import PeerTransport
 from tidelog.storage.cluster.liveness import Member, ranked
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import (
@@ -17,6 +16,7 @@ from tidelog.storage.cluster.messages import (
     decode_object_range,
     encode_object_range,
 )
+from tidelog.storage.cluster.peer_transport import PeerTransport
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock

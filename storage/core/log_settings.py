@@ -78,7 +78,12 @@ class MembershipSettings(NamedTuple):
 
     heartbeat_interval_s: float = 5.0
     member_timeout_s: float = 15.0
-    """A broker without a heartbeat for this time counts as dead."""
+    """A broker without a heartbeat for this time counts as dead, unless it answers."""
+    quiet_interval_s: float = 600.0
+    """Time between two heartbeats while all live brokers answer each other."""
+    quiet_look_s: float = 300.0
+    """Time between two listings meanwhile, by the first in rank. It finds a broker whose messages
+    reach no peer."""
     sweep_after_s: float = 3600.0
     """If a broker has no heartbeat for this time, any other broker may remove its object."""
 
@@ -109,6 +114,11 @@ class LogSettings(NamedTuple):
     tail_cache_bytes: int = 256 * 1024 * 1024
     poll_interval_s: float = 1.0
     """Time between two calls of `refresh` by `poll`, which keeps an idle broker's view fresh."""
+    quiet_poll_s: float = 60.0
+    """The same while all live brokers agree on the newest entry. A commit of a program that is no
+    broker is seen within this time."""
+    read_freshness_s: float = 1.0
+    """Age that a view may have for a read that waits for records."""
     is_sealing: bool = True
     start_retry_s: float = START_RETRY_S
     is_coordinating: bool = True  # run the background work of consumer groups

@@ -340,9 +340,9 @@ class RestGroups:
             if session.instance.is_awaited:
                 self.members.has_read(session)
             portions, failure = await self._take_records(session, bounds, check)
-            session = await self.members.refresh(session)
+            if portions:  # I8: to the current owner
+                session = await self.members.refresh(session)
             owned_partitions = set(session.member.owned)
-            # I8: the current owner
             portions = [portion for portion in portions if portion.where in owned_partitions]
             read = Read(portions, session.group.generation, failure)
             if failure is not None and (portions or is_fresh):
@@ -355,11 +355,15 @@ class RestGroups:
             if read.weight >= weight_min or read.records >= bounds.records_max:
                 return read
             if not is_fresh:
-                await self._log.wal.refresh()  # to see every acked record (I3)
+                if loop.time() < deadline:
+                    await self._log.refresh_to_wait()
+                else:
+                    await self._log.wal.refresh()  # to see every acked record (I3)
                 is_fresh = True
                 continue
             read_partitions = {portion.where for portion in portions} | session.instance.damaged
             if not await self._wait(session.member, session.instance, read_partitions, deadline):
+                await self._log.refresh_to_wait()
                 deadline = loop.time()
 
     async def _wait(

@@ -28,6 +28,8 @@ class AnnouncedEntries:
 
     def add(self, seq: int, header: bytes) -> None:
         """Store an announcement. An empty header says only that entry `seq` is in the chain."""
+        if not header and seq in self._headers:
+            return
         if len(self._headers) < ANNOUNCED_ENTRIES_MAX:
             self._headers[seq] = header if len(header) <= ANNOUNCED_ENTRY_BYTES_MAX else b""
 

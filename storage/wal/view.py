@@ -126,6 +126,8 @@ class WalView:
         self._state = empty_state(cluster)
         self.subscribers: list[Subscriber] = []
         self._is_half_applied = False
+        self.told_seq = 0
+        """The newest entry that its writer announced, or that this view committed or loaded."""
         self._offers = AnnouncedEntries()
         self._turn = asyncio.Lock()  # its holder may apply entries to the view
         self._freshness = Freshness(objects.store, objects.clock)
@@ -158,6 +160,11 @@ class WalView:
         if self._is_half_applied:
             raise Unavailable("this broker must load its state again after an error: retry")
         return self._state
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest applied entry."""
+        return self._state.seq
 
     # -- opening and closing
 
@@ -277,6 +284,7 @@ class WalView:
         if is_late and not await self._entry_put.is_in_chain(entry.seq, entry_hash):
             raise ViewExpired
         self._freshness.advance(started)
+        self.told_seq = max(self.told_seq, entry.seq)
         self.counters.entries_committed += 1
         try:
             outcomes = self._on_entry(DecodedEntry(entry, entry_hash, len(header)))
@@ -328,6 +336,11 @@ class WalView:
         next entry and names the hash of the last applied entry. Else the view reads the store.
         An announcement does not make the view fresher, because later entries may exist.
         """
+        self.told_seq = max(self.told_seq, seq)
+        self.on_newer(seq, header)
+
+    def on_newer(self, seq: int, header: bytes = b"") -> None:
+        """Handle a peer's message that it knows entry `seq`: read the WAL if the view lacks it."""
         if seq <= self._state.seq:
             return
         self._offers.add(seq, header)
@@ -463,6 +476,7 @@ class WalView:
                     raise Corrupt(error.key, f"{why}: see tidelog repair") from error
                 stuck_at = state.seq
         self._state = state
+        self.told_seq = max(self.told_seq, state.seq)
         self._is_half_applied = False
         self._freshness.moment = fresh
         self._checkpoints.on_loaded(checkpoint_seq)

@@ -27,9 +27,10 @@ from tests.sim.machine import Process
 from tests.sim.network import Air, Fate, Refusal, Silence
 from tests.sim.stores import MemoryDelta, Way, Weather
 from tests.sim.world import Broker, World
-from tidelog.storage.cluster.entry_announcer import PeerTransport
 from tidelog.storage.cluster.liveness import Member, MembershipSettings
-from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.cluster.messages import QUESTION, ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.cluster.peer_beats import PeerBeats
+from tidelog.storage.cluster.peer_transport import PeerTransport
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core import format_levels, object_keys
 from tidelog.storage.core.errors import Corrupt
@@ -138,7 +139,14 @@ class ExploredWorld(World):
                 return await self.request(f"table {name}", perform, lambda: fates)
             return await real(manifest, pool, work, *args)
 
-        return [(tidelog.storage.tables.delta.DeltaManifest, "_call", call)]
+        async def no_beats(_: PeerBeats) -> None:
+            """They would be choices in each half second, and tell nothing but what polls tell."""
+            await asyncio.Event().wait()
+
+        return [
+            (tidelog.storage.tables.delta.DeltaManifest, "_call", call),
+            (PeerBeats, "run", no_beats),
+        ]
 
 
 def _refresh(work: Callable[[], None], _: str) -> None:
@@ -262,11 +270,16 @@ class _ExploredPeers:
 
         return await self._send("forward", peer, take, (NOT_DONE, ANSWER_LOST, LATE, KILLED_AFTER))
 
-    async def announce(self, peer: Member, message: bytes) -> None:
-        async def take_announcement(broker: Broker) -> None:
-            broker.log.cluster.peer_api.on_announcements(message)
+    async def announce(self, peer: Member, message: bytes) -> bytes:
+        if message == QUESTION:  # of a listing
+            if peer.address not in self._world.brokers:
+                raise ForwardRefused("connection refused")
+            return b""
 
-        await self._send("announce", peer, take_announcement, (NOT_DONE,))
+        async def take_announcement(broker: Broker) -> bytes:
+            return broker.log.cluster.peer_api.on_announcements(message)
+
+        return await self._send("announce", peer, take_announcement, (NOT_DONE,))
 
     async def read_object(self, peer: Member, message: bytes) -> bytes:
         async def read(broker: Broker) -> bytes:

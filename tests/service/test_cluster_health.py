@@ -58,7 +58,7 @@ FAILING = StoreSigns(REQUESTS, 30, [100])
 FAULTS = {
     "not-ready": {"why_not_ready": "the WAL cannot be read: the store is dark"},
     "store-fails": {"brokers": [facts_of(store=FAILING)]},
-    "view-old": {"brokers": [facts_of(view_age_s=90.0)]},
+    "view-old": {"brokers": [facts_of(view_age_s=200.0)]},
     "set-aside": {"brokers": [facts_of(set_aside=2)]},
     "broker-gone": {"gone": ["c"]},
     "broker-silent": {"brokers": [facts_of("a"), BrokerFacts("b", "", 4, None)]},
@@ -206,7 +206,7 @@ async def test_faults_of_running_broker_are_named() -> None:
             await log._membership.look()
         assert await names_of(http) == {"broker-gone"}
         store.is_dark = True
-        clock.skipped_s += 100.0
+        clock.skipped_s += 200.0
         for _ in range(5):  # requests that fail
             names = await names_of(http)
         assert {"not-ready", "store-fails", "view-old"} <= names

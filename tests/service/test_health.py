@@ -18,6 +18,7 @@ from tidelog.service.server.app import TAGS, build_app
 from tidelog.service.telemetry.http_counters import METRIC_TOPICS_MAX, HttpCounters
 from tidelog.service.telemetry.log_metrics import SERIES_MAX
 from tidelog.service.telemetry.metrics import Telemetry, Worker, gathered
+from tidelog.storage.broker import READY_GRACE_S
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.errors import ObjectNotFound, Unavailable
@@ -105,7 +106,7 @@ async def test_readiness_survives_one_failed_read_and_not_many() -> None:
     log = await LogBroker.open(store, QUIET, clock=clock, name="broker-1")
     store.is_dark = True
     await log.check_ready()
-    clock.skipped_s = 11.0
+    clock.skipped_s = READY_GRACE_S + 1.0
     with pytest.raises(Unavailable, match="the store is dark"):
         await log.check_ready()
     await log.close()

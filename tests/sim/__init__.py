@@ -14,6 +14,7 @@ backups     backups of a cluster that works
 forks       a log continues from an older state, beside producers of later
 damage      objects of the store are damaged; damage_deeds has how
 doubled     messages come twice while the store refuses
+idle        brokers that beat, write and poll rarely, until something makes them doubt
 clones      machines are cloned, and restored from snapshots
 finish      the end of a run, when everything must come right
 mutations   guards taken out one by one, which the simulator must notice

@@ -219,7 +219,7 @@ class CloneRun(Run):
         wal.clone_fence._puts = dict(snapshot.puts)
         if broker.home is not None:
             broker.home.mkdir(exist_ok=True)
-        peers = Peers(self.world)
+        peers = Peers(self.world, broker.address)
         name = snapshot.of.name
         log = LogBroker(wal, settings, name, broker.home, peers, NO_OBSERVER, all_topics)
         log._membership.me = snapshot.me

@@ -25,6 +25,7 @@ from tests.sim.clones import simulate_clones
 from tests.sim.crashes import SCENARIOS, all_of
 from tests.sim.damage import simulate_damage
 from tests.sim.doubled import simulate_doubled
+from tests.sim.idle import simulate_idle
 from tests.sim.mutations import MUTATIONS, Mutation, seeds_needed
 from tests.sim.runs import Result, simulate
 
@@ -34,6 +35,7 @@ WORLDS: dict[str, Callable[..., Result]] = {
     "clones": simulate_clones,
     "backups": simulate_backups,
     "doubled": simulate_doubled,
+    "idle": simulate_idle,
 }
 OTHERS_SHARE = 8
 """Of the first world there are so many seeds for each of one of the others."""

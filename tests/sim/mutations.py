@@ -27,6 +27,7 @@ from tests.sim import (
     damage_mutations,
     doubt_mutations,
     failures,
+    idle_mutations,
     level_mutations,
     wal_mutations,
 )
@@ -35,6 +36,7 @@ from tests.sim.clones import simulate_clones
 from tests.sim.damage import simulate_damage
 from tests.sim.doubled import simulate_doubled
 from tests.sim.foreign import simulate_foreign
+from tests.sim.idle import simulate_idle
 from tests.sim.plans import KINDS, Plan, plan_of
 from tests.sim.runs import Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
@@ -70,8 +72,9 @@ WORLDS: dict[tuple[str, ...], Callable[[int], Result]] = {
     DOUBLED: simulate_doubled,
     damage_mutations.DAMAGE: simulate_damage,
     damage_mutations.CLONES: simulate_clones,
+    idle_mutations.IDLE: simulate_idle,
 }
-"""Worlds with seeds of their own: foreign.py, backups.py, doubled.py, damage.py, clones.py."""
+"""Worlds with seeds of their own, each in the module of its name."""
 
 Patch = tuple[Any, str, Any]
 Made = Callable[[], list[Patch]]
@@ -456,4 +459,5 @@ MUTATIONS = (
     *itertools.starmap(Mutation, failures.MUTATIONS),
     *itertools.starmap(Mutation, backup_mutations.MUTATIONS),
     *itertools.starmap(Mutation, damage_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, idle_mutations.MUTATIONS),
 )

@@ -5,7 +5,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tests.sim.network import Refusal, Silence
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.cluster.messages import (
+    ForwardOutcomeUnknown,
+    ForwardRefused,
+    decode_announcements,
+)
 from tidelog.storage.core.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -17,8 +21,9 @@ T = TypeVar("T")
 class Peers:
     """One broker's way to the others."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", address: str) -> None:
         self._world = world
+        self._address = address
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
         async def take(broker: "Broker") -> bytes:
@@ -26,11 +31,14 @@ class Peers:
 
         return await self._ask(peer, take)
 
-    async def announce(self, peer: Member, message: bytes) -> None:
-        async def take_announcement(broker: "Broker") -> None:
-            broker.log.cluster.peer_api.on_announcements(message)
+    async def announce(self, peer: Member, message: bytes) -> bytes:
+        if self._world.loses_entries and any(entry.seq for entry in decode_announcements(message)):
+            raise ForwardOutcomeUnknown("an announcement is lost")
 
-        await self._ask(peer, take_announcement)
+        async def take_announcement(broker: "Broker") -> bytes:
+            return broker.log.cluster.peer_api.on_announcements(message)
+
+        return await self._ask(peer, take_announcement)
 
     async def read_object(self, peer: Member, message: bytes) -> bytes:
         async def read(broker: "Broker") -> bytes:
@@ -44,6 +52,8 @@ class Peers:
 
     async def _ask(self, peer: Member, call: "Callable[[Broker], Awaitable[T]]") -> T:
         try:
+            if (self._address, peer.address) in self._world.cut_ways:
+                raise Refusal("no route")
             return await self._world.ask(peer.address, call, is_repeatable=True)
         except Refusal as error:
             raise ForwardRefused(str(error)) from error

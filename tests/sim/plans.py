@@ -108,13 +108,16 @@ def plan_of(seed: int) -> Plan:
         writer=WriterSettings(answer_timeout_s=patience_s / 2),
         reader=draws.choice([cold, ReaderSettings()]),
         sealer=SealerSettings(check_interval_s=0.5),
-        membership=MembershipSettings(heartbeat_interval_s=1.0, member_timeout_s=3.0),
+        membership=MembershipSettings(
+            heartbeat_interval_s=1.0, member_timeout_s=3.0, quiet_interval_s=4.0, quiet_look_s=3.0
+        ),
         sequencer=SequencerSettings(
             handover_timeout_s=0.3,
             handover_bytes_max=draws.choice([100, 512 * 1024]),
         ),
         tail_cache_bytes=draws.choice([0, 1 << 20]),
         poll_interval_s=draws.choice([0.3, 1.0]),
+        quiet_poll_s=3.0,
         is_sealing=has_tables or draws.random() < 0.3,
     )
     rate = draws.choice([0.0, 0.02, 0.1, 0.25])

@@ -37,7 +37,7 @@ from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.cluster.entry_announcer import PeerTransport
+from tidelog.storage.cluster.peer_transport import PeerTransport
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
@@ -94,6 +94,10 @@ class World:
         self.scratch = scratch
         self.weather = Weather()
         self.air = Air()
+        self.cut_ways: set[tuple[str, str]] = set()
+        """Ways from one broker's address to another's on which no message arrives."""
+        self.loses_entries = False
+        """Whether all announcements of entries are lost."""
         self.full = 0.0
         """How likely it is that a write to a local disk finds no space."""
         self.bucket = Bucket()
@@ -217,7 +221,7 @@ class World:
 
     def peers(self, broker: Broker) -> PeerTransport:
         """The broker's way to the others."""
-        return Peers(self)
+        return Peers(self, broker.address)
 
     def way_of(self) -> Way:
         return Way(self.bucket, self.draws, lambda: self.weather, self.note, self)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import SETTINGS, Cluster
 from tests.support.faults import Call, Fault, Plan, Seeded
 from tests.support.logs import append, closing, made, opened, read_values, store_of, with_topic
 from tests.support.vloop import run
@@ -304,10 +304,10 @@ async def test_a_flush_without_an_outcome_is_no_write() -> None:
 
 
 async def test_a_broker_that_was_never_written_to_is_not_ready_when_its_heartbeats_fail() -> None:
-    async with Cluster() as cluster:
+    settings = SETTINGS.membership._replace(quiet_interval_s=0.0)
+    async with Cluster(SETTINGS._replace(membership=settings)) as cluster:
         broker, other = await cluster.start(), await cluster.start()
         await cluster.settled()
-        settings = cluster.settings.membership
         store_of(broker).plan = full
         await asyncio.sleep(settings.member_timeout_s - settings.heartbeat_interval_s)
         assert await is_ready(broker), "its peers still count it as live"

@@ -62,6 +62,8 @@ class Net:
     def __init__(self) -> None:
         self.brokers: dict[str, Broker] = {}
         self.frozen: set[str] = set()
+        self.cut: set[str | tuple[str, str]] = set()
+        """Addresses that nothing comes to or from, and ways from one address to another."""
         self.plan: Callable[[str, str], Broken | None] = lambda verb, address: None
         self.latency_s: Callable[[], float] = lambda: 0.001
         self.messages: list[tuple[str, str]] = []
@@ -102,27 +104,35 @@ class Net:
             return await broker._sequencer.on_forward(message)
         if verb == "read":
             return await broker.cluster.read_object(message)
-        broker._sequencer.on_announcements(message)
-        return b""
+        return broker._sequencer.on_announcements(message)
 
 
 class Peers:
     """One broker's way into the net."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Net, address: str) -> None:
         self.net = net
+        self.address = address
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
+        self._check(peer)
         return await self.net.call("hand_over", peer, message)
 
-    async def announce(self, peer: Member, message: bytes) -> None:
+    async def announce(self, peer: Member, message: bytes) -> bytes:
+        self._check(peer)
         try:
-            await self.net.call("tell", peer, message)
+            return await self.net.call("tell", peer, message)
         except Corrupt as error:
             raise ForwardOutcomeUnknown(str(error)) from error
 
     async def read_object(self, peer: Member, message: bytes) -> bytes:
+        self._check(peer)
         return await self.net.call("read", peer, message)
+
+    def _check(self, peer: Member) -> None:
+        cut = self.net.cut
+        if {self.address, peer.address} & cut or (self.address, peer.address) in cut:
+            raise ForwardRefused("no route")
 
 
 class Cluster:
@@ -161,6 +171,7 @@ class Cluster:
         clock = ManualClock(1000 + number, loop_time=asyncio.get_running_loop().time)
         store = FaultyStore(self.store, latency=self.latency)
         settings = self.settings._replace(**replaced)
+        address = f"http://b{number}"
         log = await Broker.open(
             store,
             settings,
@@ -168,9 +179,8 @@ class Cluster:
             name=f"b{number}",
             cluster_id="c0ffee",
             hot_dir=hot_dir,
-            peers=Peers(self.net),
+            peers=Peers(self.net, address),
         )
-        address = f"http://b{number}"
         self.net.brokers[address] = log
         await log.join(address, zone=zone)
         self.logs.append(log)

@@ -260,9 +260,11 @@ async def test_fetch_without_partitions_is_answered_at_once(kafka: Kafka) -> Non
 
 
 @contextlib.asynccontextmanager
-async def two_brokers(store: ObjectStore) -> AsyncIterator[tuple[Kafka, Kafka]]:
+async def two_brokers(
+    store: ObjectStore, *, freshness_s: float = 0.0
+) -> AsyncIterator[tuple[Kafka, Kafka]]:
     """Brokers that share a store and announce nothing. The first one made topic `t`."""
-    settings = QUIET._replace(poll_interval_s=3600.0)
+    settings = QUIET._replace(poll_interval_s=3600.0, read_freshness_s=freshness_s)
     async with (
         broker(settings, object_store=store) as writing,
         broker(settings, object_store=store) as reading,
@@ -284,6 +286,17 @@ async def test_i3_fetch_at_the_end_has_the_records_that_another_broker_acked() -
         readers = [reading.client() for _ in range(50)]
         await asyncio.gather(*(_fetch(client, _wanted((0, 3), wait_ms=50)) for client in readers))
         assert 1 <= len(probes) <= 5, "readers that wait at the same time share a read of the WAL"
+
+
+async def test_i3_fetch_that_waits_may_lack_what_is_younger_than_read_freshness() -> None:
+    async with two_brokers(MemoryStore(), freshness_s=3600.0) as (writing, reading):
+        writer, reader = writing.client(), reading.client()
+        assert await _offset(reader, -1) == (0, 0, -1)  # reads the WAL
+        await _produce(writer, _request((0, batch(b"0"))))
+        (answer,) = await _fetch(reader, _wanted((0, 0), wait_ms=30))
+        assert _records(answer) == []
+        (answer,) = await _fetch(reader, _wanted((0, 0), wait_ms=0))
+        assert _records(answer) == [(0, b"0")]
 
 
 # -- ListOffsets

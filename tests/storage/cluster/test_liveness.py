@@ -1,7 +1,7 @@
 """Live brokers: by questions to peers, else by objects in the store; the sequencer among them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +22,14 @@ from tidelog.storage.cluster.liveness import (
     first_trusted,
     ranked,
 )
-from tidelog.storage.cluster.membership import Membership
-from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardRefused, encode_announcements
-from tidelog.storage.cluster.peer_beats import ANSWER_S, BEAT_S, PeerBeats
+from tidelog.storage.cluster.membership import ANSWER_S, Membership
+from tidelog.storage.cluster.messages import (
+    EntryAnnouncement,
+    ForwardRefused,
+    decode_announcements,
+    encode_announcements,
+)
+from tidelog.storage.cluster.peer_beats import BEAT_S, PeerBeats
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock
@@ -35,55 +40,81 @@ STEP_S = 0.01
 RARELY = MembershipSettings(heartbeat_interval_s=5.0, member_timeout_s=15.0)
 
 
+class Entries:
+    """A view of a WAL: the newest number that it knows, and those that beats named."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.newer: list[int] = []
+
+    def on_newer(self, seq: int) -> None:
+        self.newer.append(seq)
+
+
 class Peers:
     """A transport to peers that answer, refuse, or are silent."""
 
     def __init__(self) -> None:
         self.refusing: set[str] = set()
         self.silent: set[str] = set()
+        self.answers: dict[str, Callable[[bytes], bytes]] = {}
         self.in_flight = self.in_flight_max = 0
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
         raise AssertionError("no draft")
 
-    async def announce(self, peer: Member, message: bytes) -> None:
+    async def announce(self, peer: Member, message: bytes) -> bytes:
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
         try:
-            await self._answer(peer)
+            if peer.name in self.refusing:
+                raise ForwardRefused(f"{peer.address} cannot be reached")
+            if peer.name in self.silent:
+                await asyncio.Event().wait()
+            return b"".join(
+                self.answers[peer.name](entry.body) for entry in decode_announcements(message)
+            )
         finally:
             self.in_flight -= 1
 
-    async def _answer(self, peer: Member) -> None:
-        if peer.name in self.refusing:
-            raise ForwardRefused(f"{peer.address} cannot be reached")
-        if peer.name in self.silent:
-            await asyncio.Event().wait()
+
+class Asker:
+    """A broker's membership and its beats."""
+
+    def __init__(self, name: str, number: int, store: MemoryStore, peers: Peers) -> None:
+        clock = ManualClock(number, loop_time=asyncio.get_running_loop().time)
+        self.entries = Entries()
+        self.membership = Membership(store, clock, name, "c", RARELY, peers)
+        self.beats = PeerBeats(self.membership, clock, peers, self.entries)
+        peers.answers[name] = self.beats.on_beat
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        await self.membership.join(f"http://{self.membership.me.name}", 0)
+        self.tasks.append(asyncio.create_task(self.beats.run()))
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 class Pair:
-    """The membership of broker `a` and that of broker `b`, in one store; `a` asks `b`."""
+    """Broker `a` and broker `b`, in one store; `a` asks `b`, and `b` asks `a`."""
 
     def __init__(self) -> None:
-        store, now_s = MemoryStore(), asyncio.get_running_loop().time
-        self.peers = Peers()
-        self.a, self.b = (
-            Membership(store, ManualClock(number, loop_time=now_s), name, "c", RARELY)
-            for number, name in enumerate("ab")
-        )
-        self.beats = PeerBeats(self.a, self.a.clock, self.peers)
-        self.asking: asyncio.Task[None] | None = None
+        self.store, self.peers = MemoryStore(), Peers()
+        self.askers = [Asker(name, n, self.store, self.peers) for n, name in enumerate("ab")]
+        self.a, self.b = (asker.membership for asker in self.askers)
 
     async def start(self) -> None:
-        await self.b.join("http://b", 0)
-        await self.a.join("http://a", 0)
-        self.asking = asyncio.create_task(self.beats.run())
+        for asker in reversed(self.askers):
+            await asker.start()
         await asyncio.sleep(STEP_S)
 
     async def stop(self) -> None:
-        assert self.asking is not None
-        self.asking.cancel()
-        await asyncio.gather(self.asking, return_exceptions=True)
+        for asker in self.askers:
+            await asker.stop()
 
     @property
     def reached(self) -> list[str]:
@@ -261,7 +292,7 @@ async def test_who_leaves_in_the_middle_of_a_beat_leaves_nothing() -> None:
     store = Threaded()
     often = MembershipSettings(heartbeat_interval_s=0.0)
     membership = Membership(store, SystemClock(), "a", "c", often)
-    running = asyncio.create_task(membership.run())
+    running = asyncio.create_task(membership.run(lambda: False))
     await store.begun.wait()
     running.cancel()
     await asyncio.wait([running])
