@@ -56,6 +56,7 @@ from tidelog.storage.store.start_retry import StartRetry
 from tidelog.storage.stored_objects import StoredObjects
 from tidelog.storage.topics import ClusterTopics
 from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.commit_pace import CommitPace
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
 from tidelog.storage.write import hot_log_file, recovered_requests
@@ -156,11 +157,13 @@ class Broker:
         self._membership = membership = Membership(
             wal.store, wal.clock, name, wal.cluster.cluster_id, settings.membership
         )
-        self._sequencer = Sequencer(wal, membership, peers, announced, settings.sequencer)
+        pace = CommitPace(wal.clock, settings.pace)
+        self._sequencer = Sequencer(wal, membership, peers, announced, settings.sequencer, pace)
         self._log = Log(
             wal,
             settings,
             committer=self._sequencer,
+            pace=pace,
             announced=announced,
             owns=membership.is_first_for,
             hot_dir=hot_dir,

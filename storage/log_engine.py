@@ -24,6 +24,7 @@ from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.commit_pace import CommitPace
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.tail_cache_fill import CommittedTail
@@ -41,6 +42,7 @@ class Log:
         settings: LogSettings,
         *,
         committer: Committer,
+        pace: CommitPace,
         announced: AnnouncedChunks,
         owns: Callable[[str], bool],
         hot_dir: Path | None,
@@ -57,6 +59,7 @@ class Log:
             settings.writer,
             CommittedTail(self.reader, lambda: wal.state).add,
             committer=committer,
+            pace=pace,
             hot_dir=hot_dir,
             observer=observer,
         )

@@ -5,6 +5,7 @@ before they go into an entry, because an entry is never changed.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +15,7 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.core.model import Part
+from tidelog.storage.wal.commit_pace import Tick
 
 MESSAGE = "message of a peer"
 
@@ -27,25 +29,40 @@ class ForwardOutcomeUnknown(LogError):
 
 
 class ForwardDraft(msgspec.Struct, frozen=True, array_like=True):
-    """A draft that a broker forwards to the sequencer. `origin` is its id."""
+    """A draft that a broker forwards to the sequencer. `origin` is its id.
+
+    `wait_ms` is the time for which its entry may wait to begin, or -1 from earlier versions.
+    """
 
     origin: DraftId
     commits: list[Commit]
     chunks: list[Chunk]
     body: bytes
+    wait_ms: int = -1
+
+
+class Forwarded(NamedTuple):
+    """A decoded draft of a peer; `wait_ms` is as in ForwardDraft."""
+
+    draft: Draft
+    wait_ms: int
 
 
 class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
     """An announcement: entry `seq` is in the chain.
 
     `header` is the object's part before the chunks, `body` is the chunks. Each is empty if it is
-    too large to send. No entry has the number 0: with it, `header` is a Notice. Version 0.1 ignores
-    the number 0.
+    too large to send. No entry has the number 0: with it, `header` is a Notice, or if `header` is
+    empty, `tick` asks to begin the next entry within `next_ms`, because requests wait behind a
+    forwarded draft. Version 0.1 ignores the number 0.
+
+    `tick` is the sequencer's pace. Earlier versions neither send it nor look at it.
     """
 
     seq: int
     header: bytes = b""
     body: bytes = b""
+    tick: Tick | None = None
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
@@ -66,13 +83,13 @@ _announcements = msgspec.msgpack.Decoder(list[EntryAnnouncement])
 _notices = msgspec.msgpack.Decoder(Notice)
 
 
-def encode_forwarded(draft: Draft) -> bytes:
+def encode_forwarded(draft: Draft, wait_ms: int = -1) -> bytes:
     (origin,) = draft.origins
     body = b"".join(draft.bodies)
-    return _encoder.encode(ForwardDraft(origin, draft.commits, draft.chunks, body))
+    return _encoder.encode(ForwardDraft(origin, draft.commits, draft.chunks, body, wait_ms))
 
 
-def decode_forwarded(message: Part) -> Draft:
+def decode_forwarded(message: Part) -> Forwarded:
     """Decode a forwarded draft and verify its chunks; raises Corrupt."""
     try:
         draft = _forwarded_drafts.decode(message)
@@ -93,7 +110,8 @@ def decode_forwarded(message: Part) -> Draft:
     if position != len(view) or draft.origin.commits != len(draft.commits):
         raise Corrupt(MESSAGE, "its length or number of commits is wrong")
     bodies: list[Part] = [draft.body] if draft.body else []
-    return Draft(draft.commits, draft.chunks, bodies, [draft.origin])
+    decoded = Draft(draft.commits, draft.chunks, bodies, [draft.origin])
+    return Forwarded(decoded, draft.wait_ms)
 
 
 def encode_announcements(entries: Sequence[EntryAnnouncement]) -> bytes:
