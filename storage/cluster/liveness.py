@@ -58,6 +58,11 @@ class Member(msgspec.Struct, frozen=True):
     """The listener for Kafka's protocol, if there is one."""
 
     @property
+    def zone(self) -> str:
+        """The broker's zone, if its listener for Kafka's protocol has one; else empty."""
+        return self.kafka[0].zone if self.kafka else ""
+
+    @property
     def number(self) -> int:
         """The numeric broker id in responses to clients; 1 stands for the responding broker."""
         return 2 + int(self.id[:7], 16)

@@ -75,6 +75,9 @@ TOO_OLD = "the upload was not committed in time and may be collected: retry"
 SKIPPED = "this broker was suspended: the outcome of the request is unknown"
 REFUSED_BROKERS_MAX = 1000
 """Brokers whose refused drafts are noted: the last ones."""
+BETWEEN_ZONES_BYTES_MAX = 256 * 1024
+"""A larger draft is uploaded if the sequencer is in another zone: on S3 Standard, a PUT and a GET
+cost as much as so many bytes between zones."""
 WAIT_SHARE = 0.25
 """A draft waits for its entry for this part of the timeout, if its broker does not say how long.
 The rest is for the PUT in flight and the PUT with the draft."""
@@ -220,7 +223,7 @@ class Sequencer:
             self._pace.begin_entry()
             return await self.wal.commit(draft)  # no peers: one PUT and nothing else
         # A large draft would delay the drafts of all brokers in its entry.
-        draft = await self._upload_if_large(draft)
+        draft = await self._upload_if_large(draft, self.membership.me)
         size = _body_bytes(draft) + draft.header_bytes
         waiting = self._enqueue(draft, None, size, self._pace.until_s)
         outcomes = await waiting.done
@@ -228,7 +231,7 @@ class Sequencer:
         return outcomes
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
-        draft = await self._upload_if_large(draft)
+        draft = await self._upload_if_large(draft, target)
         # A copy of this process (on a cloned machine) uses the same numbers. `apply` skips a
         # draft whose number is already in the log.
         self.wal.clone_fence.check_fence()
@@ -245,7 +248,18 @@ class Sequencer:
         finally:
             self._own = None
 
-    async def _upload_if_large(self, draft: Draft) -> Draft:
+    def _message_bytes_max(self, target: Member) -> int:
+        """Return the size of the largest draft that goes to `target` as a message.
+
+        An upload costs a PUT and delays the draft. The drafts of all brokers must fit into the
+        queue, and bytes between zones have a price.
+        """
+        share = self.settings.queue_bytes_max // (2 * (1 + len(self.membership.others)))
+        bytes_max = min(self.settings.handover_bytes_max, share)
+        is_near = target.zone == self.membership.me.zone
+        return bytes_max if is_near else min(bytes_max, BETWEEN_ZONES_BYTES_MAX)
+
+    async def _upload_if_large(self, draft: Draft, target: Member) -> Draft:
         """Return the draft; if it is large, upload its chunks and refer to the upload.
 
         **On a crash**: an object is left that no entry names; collection deletes it.
@@ -255,7 +269,7 @@ class Sequencer:
         makes an entry has applied all entries before this entry, so it names no upload that may be
         deleted.
         """
-        if _body_bytes(draft) <= self.settings.handover_bytes_max:
+        if _body_bytes(draft) <= self._message_bytes_max(target):
             return draft
         self.counters.uploads += 1
         state = self.wal.state

@@ -96,8 +96,9 @@ class SequencerSettings(NamedTuple):
     handover_timeout_s: float = 1.0
     """Longest wait for the sequencer's answer. It must be longer than two PUTs take: the PUT in
     flight, and the PUT with this draft."""
-    handover_bytes_max: int = 512 * 1024
-    """For a larger draft, the broker first uploads the chunks. The draft refers to the upload."""
+    handover_bytes_max: int = 4 * 1024 * 1024
+    """For a larger draft, the broker first uploads the chunks. The draft refers to the upload. To a
+    sequencer in another zone, drafts are uploaded from 256 KiB on."""
     entry_bytes_max: int = 64 * 1024 * 1024
     queue_bytes_max: int = 64 * 1024 * 1024
     """Bound of the drafts that wait here. Above it, this broker refuses drafts of peers, and the

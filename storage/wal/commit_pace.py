@@ -24,6 +24,8 @@ from tidelog.storage.runtime.clock import Clock
 
 LEAD_S = 0.02
 """A broker closes its hot segment earlier by this time, and by a round trip to the sequencer."""
+LATE_S = 0.75 * LEAD_S
+"""A hot segment that is closed later by this time is still in time. Timers are late, too."""
 NEAR_S = 0.0001
 """Times that are closer than this are the same."""
 INTERVAL_S_MAX = 60.0
@@ -185,7 +187,7 @@ class CommitPace:
         if tick is None:
             return max(self.entry_s(), self.floor_s) - self.lead_s()
         now_s, first_s = self._clock.boot_s(), tick.next_s - LEAD_S - self._round_trip_s
-        if tick.is_free or now_s <= first_s:
+        if tick.is_free or now_s <= first_s + LATE_S:
             return first_s
         # Nothing is known of this tick's entry. Under load the next tick follows.
         second_s = first_s + tick.interval_s

@@ -2,7 +2,7 @@
 
 The class of a request is the longest time for which it waits. A client gives it (`linger_s`), or
 the topics do (`flush.ms`). A request without a class is committed as soon as the pace permits, and
-waits for one interval at most. A patient request goes with an earlier flush if there is one.
+waits for one interval at most, after the flush under way. A patient request goes with an earlier flush if there is one.
 """
 
 import math
@@ -24,6 +24,8 @@ class OpenClasses:
         """The earliest boot time at which the class of a request ends."""
         self._prompt_s = math.inf
         """The boot time at which the first request without a class came."""
+        self._idle_s = -math.inf
+        """The boot time at which the last flush ended."""
 
     def add(
         self, request: AppendRequest, state: ClusterState, now_s: float, answer_timeout_s: float
@@ -46,13 +48,19 @@ class OpenClasses:
             self.until_s = min(self.until_s, request.until_s)
             self._prompt_s = now_s
 
+    def end_flush(self, now_s: float) -> None:
+        """Note that the flush under way has ended. The next one may wait for its turn from now."""
+        self._idle_s = now_s
+
     def due_s(self, pace: CommitPace) -> float:
         """Return the boot time at which the segment is to be closed; infinity if it is empty."""
         due_s = math.inf
         if self.until_s < math.inf:
             due_s = max(pace.last_close_s(self.until_s), pace.floor_s)
         if self._prompt_s < math.inf:
-            due_s = min(due_s, pace.first_close_s(), self._prompt_s + pace.interval_s)
+            # Entries of others may move the next close again and again.
+            latest_s = max(self._prompt_s, self._idle_s) + pace.interval_s
+            due_s = min(due_s, pace.first_close_s(), latest_s)
         return due_s
 
 

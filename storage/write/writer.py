@@ -406,6 +406,7 @@ class Writer:
         self._flushing_s = started_s
         is_done = await self.flush(requests)
         self._flushing_s = None
+        self._classes.end_flush(self.clock.boot_s())
         if not is_done and self._closing:
             # The requests of the hot log stay in it for the next start.
             error = Unavailable("this broker is shutting down")
