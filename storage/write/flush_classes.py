@@ -2,7 +2,8 @@
 
 The class of a request is the longest time for which it waits. A client gives it (`linger_s`), or
 the topics do (`flush.ms`). A request without a class is committed as soon as the pace permits, and
-waits for one interval at most, after the flush under way. A patient request goes with an earlier flush if there is one.
+waits for one interval at most, after the flush under way. A patient request goes with an earlier
+flush if there is one.
 """
 
 import math
