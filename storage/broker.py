@@ -89,6 +89,10 @@ class BrokerStats(NamedTuple):
     cold_reads: int
     buffered_bytes: int
     buffered_bytes_max: int
+    commit_tokens: float
+    """Entries that the budget of commits has left; -1 without a budget."""
+    early_entries: int
+    """Entries of this broker that began before the pace permitted one."""
     view_age_s: float
     set_aside: int
     """Number of requests of the hot log that the store refuses."""
@@ -157,7 +161,7 @@ class Broker:
         self._membership = membership = Membership(
             wal.store, wal.clock, name, wal.cluster.cluster_id, settings.membership
         )
-        pace = CommitPace(wal.clock, settings.pace)
+        self._pace = pace = CommitPace(wal.clock, settings.pace)
         self._sequencer = Sequencer(wal, membership, peers, announced, settings.sequencer, pace)
         self._log = Log(
             wal,
@@ -464,6 +468,8 @@ class Broker:
             cold_reads=reader.segments.cold_reads,
             buffered_bytes=writer.buffered_bytes,
             buffered_bytes_max=writer.settings.buffer_bytes_max,
+            commit_tokens=self._pace.tokens,
+            early_entries=self._pace.early_entries,
             view_age_s=engine.wal.view_age_s,
             set_aside=self.set_aside,
             failing_seals=engine.sealer.failing,

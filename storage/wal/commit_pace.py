@@ -108,9 +108,9 @@ class CommitPace:
 
     @property
     def tokens(self) -> float:
-        """The tokens that are left, or infinity without a budget."""
+        """The tokens that are left, or -1 without a budget."""
         budget = self._budget
-        return math.inf if budget is None else budget.tokens(self._clock.boot_s())
+        return -1.0 if budget is None else budget.tokens(self._clock.boot_s())
 
     @property
     def own_interval_s(self) -> float:
