@@ -188,6 +188,24 @@ async def test_linger_0_begins_an_entry_at_once_without_a_token() -> None:
         assert max(await busy) <= 2 * INTERVAL_S + 3 * PUT_S + MESSAGES_S
 
 
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("linger_s", [0.0, 0.4])
+async def test_a_draft_at_the_sequencer_keeps_no_impatient_request_waiting(
+    index: int, linger_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One flush of a broker is under way at a time, and its draft may wait for its turn."""
+    monkeypatch.setattr(CommitPace, "first_close_s", lambda self: -1.0)
+    async with paced(SPENT._replace(commits_per_minute=20)) as cluster:
+        brokers = await started(cluster, 3)
+        await asyncio.sleep(3)
+        await append(brokers[2])
+        patient = asyncio.create_task(append(brokers[index]))
+        await asyncio.sleep(0.1)
+        assert not patient.done()
+        assert await append(brokers[index], linger_s) <= linger_s + 2 * PUT_S + 2 * MESSAGES_S
+        assert await patient <= linger_s + 0.1 + PUT_S + 2 * MESSAGES_S
+
+
 async def test_flush_ms_is_the_class_of_a_topic_and_linger_has_precedence() -> None:
     async with paced(SPENT._replace(commits_burst=100)) as cluster:
         (log,) = await started(cluster, 1)
