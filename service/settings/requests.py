@@ -33,7 +33,7 @@ class RequestSettings(ListenerSettings):
         limits=(0, 60_000),
     )
     commits_per_minute: int = setting(
-        "budget of the cluster: commits a minute in the long run, each of one PUT. A commit starts at once while the budget has commits left, and otherwise waits for its turn: half a second at most with 120. 120 a minute are at most $26.28 a month on S3 Standard. With 0, there is no budget: a commit starts when the PUT of the previous one ends. The value of the sequencer counts for the cluster",
+        "budget of the cluster: commits a minute in the long run, each of one PUT. A commit starts at once while the budget has commits left, and otherwise waits for its turn: half a second at most with 120. 120 a minute are at most $26.28 a month on S3 Standard. With 0, and for stores other than S3, there is no budget: a commit starts when the PUT of the previous one ends. Set 0 for an S3 server of your own. The value of the sequencer counts for the cluster",
         default=LOG.pace.commits_per_minute,
         limits=(0, 60_000),
     )

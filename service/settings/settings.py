@@ -93,7 +93,12 @@ class Settings(
                 codec=LOG.writer.codec if self.store.startswith("s3://") else "",
                 answer_timeout_s=self.produce_timeout_ms / 1000,
             ),
-            pace=PaceSettings(self.commits_per_minute, self.commits_burst, self.flush_interval_ms),
+            pace=PaceSettings(
+                # Requests to a folder or to memory cost nothing.
+                self.commits_per_minute if self.store.startswith("s3://") else 0,
+                self.commits_burst,
+                self.flush_interval_ms,
+            ),
             reader=ReaderSettings(*(size // unit * unit_bytes for size in LOG.reader)),
             membership=LOG.membership._replace(
                 heartbeat_interval_s=self.broker_heartbeat_interval_ms / 1000,
