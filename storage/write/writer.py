@@ -283,7 +283,13 @@ class Writer:
             self.wal.clone_fence.fence(seq)
 
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
-        """Enqueue requests that no client of this process sent, also above the buffer's bound."""
+        """Enqueue requests that no client of this process sent, also above the buffer's bound.
+
+        They do not wait for their turn: another process may have a copy of them, and the longer
+        they wait, the more likely it commits them, too.
+        """
+        for request in requests:
+            request.linger_s = 0.0
         self.buffered_bytes += sum(request.cost for request in requests)
         return [self._enqueue(request) for request in requests]
 
