@@ -79,6 +79,7 @@ METRIC_SECTIONS = {
         requests_per_flush store_requests store_request_failures store_request_seconds
         store_bytes""",
     "Brokers and their sequencer": """info live_brokers is_sequencer sequencer commits drafts
+        commit_tokens early_commits
         handovers handovers_refused handovers_unanswered own_commits drafts_taken drafts_not_taken
         drafts_uploaded wakeups_sent wakeups_failed wakeups_received wakeups_useful
         peers_suspected""",

@@ -42,7 +42,7 @@ from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.coordinator_choice import Rendezvous
 from tidelog.storage.groups.groups import ClusterGroups
 from tidelog.storage.kafka_log import KafkaLog
-from tidelog.storage.log_engine import Log
+from tidelog.storage.log_engine import Log, SharedParts
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.records import ClusterRecords
@@ -57,6 +57,7 @@ from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.store.start_retry import StartRetry
 from tidelog.storage.stored_objects import StoredObjects
 from tidelog.storage.topics import ClusterTopics
+from tidelog.storage.wal.commit_pace import CommitPace
 from tidelog.storage.wal.tail_objects import TailObjectCounters, TailObjects
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
@@ -91,6 +92,10 @@ class BrokerStats(NamedTuple):
     cold_reads: int
     buffered_bytes: int
     buffered_bytes_max: int
+    commit_tokens: float
+    """Entries that the budget of commits has left; -1 without a budget."""
+    early_entries: int
+    """Entries of this broker that began before the pace permitted one."""
     view_age_s: float
     set_aside: int
     """Number of requests of the hot log that the store refuses."""
@@ -167,14 +172,15 @@ class Broker:
             settings.reader.object_cache_bytes,
             ZoneObjects(membership, wal.clock, peers),
         )
-        self._sequencer = Sequencer(wal, membership, peers, tail_objects, settings.sequencer)
+        self._pace = pace = CommitPace(wal.clock, settings.pace)
+        self._sequencer = Sequencer(wal, membership, peers, tail_objects, settings.sequencer, pace)
+        shared = SharedParts(
+            self._sequencer, pace, tail_objects, self._sequencer.beats, membership.is_first_for
+        )
         self._log = Log(
             wal,
             settings,
-            committer=self._sequencer,
-            tail_objects=tail_objects,
-            owns=membership.is_first_for,
-            agreement=self._sequencer.beats,
+            shared,
             hot_dir=hot_dir,
             observer=observer,
         )
@@ -484,6 +490,8 @@ class Broker:
             cold_reads=reader.segments.cold_reads,
             buffered_bytes=writer.buffered_bytes,
             buffered_bytes_max=writer.settings.buffer_bytes_max,
+            commit_tokens=self._pace.tokens,
+            early_entries=self._pace.early_entries,
             view_age_s=engine.wal.view_age_s,
             set_aside=self.set_aside,
             failing_seals=engine.sealer.failing,

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core.actions import AddPartitions, AnyAction, LoseRecords
@@ -23,6 +24,7 @@ from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
+from tidelog.storage.wal.commit_pace import CommitPace
 from tidelog.storage.wal.poll_pace import Agreement, PollPace
 from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Committer, WalView
@@ -33,6 +35,17 @@ from tidelog.storage.write.writer import Writer
 log = logging.getLogger("tidelog.log")
 
 
+class SharedParts(NamedTuple):
+    """The parts of a log that work with the brokers of its cluster."""
+
+    committer: Committer
+    pace: CommitPace
+    tail_objects: TailObjects
+    agreement: Agreement
+    owns: Callable[[str], bool]
+    """Returns whether this broker does a task (`Cluster.owns`)."""
+
+
 class Log:
     """The parts of a log without peers and groups. A broker owns it; so does its event loop."""
 
@@ -40,11 +53,8 @@ class Log:
         self,
         wal: WalView,
         settings: LogSettings,
+        shared: SharedParts,
         *,
-        committer: Committer,
-        tail_objects: TailObjects,
-        owns: Callable[[str], bool],
-        agreement: Agreement,
         hot_dir: Path | None,
         observer: Observer,
     ) -> None:
@@ -53,23 +63,28 @@ class Log:
         self.clock = wal.clock
         self.tail = TailCache(settings.tail_cache_bytes)
         self.tables = OpenTables(wal.store, self._topic_of_id, wal.refresh)
-        self.reader = Reader(wal.store, self.tail, tail_objects, self.tables, settings.reader)
+        self.reader = Reader(
+            wal.store, self.tail, shared.tail_objects, self.tables, settings.reader
+        )
         self.writer = Writer(
             wal,
             settings.writer,
             CommittedTail(self.reader, lambda: wal.state).add,
-            committer=committer,
+            committer=shared.committer,
+            pace=shared.pace,
             hot_dir=hot_dir,
             observer=observer,
         )
-        self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, owns)
+        self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, shared.owns)
         self.waiting = LongPolls()
         self.losses = 0
         """How often records of this broker's view were given up, or its whole view."""
         self._poll_interval_s = settings.poll_interval_s
         self._read_freshness_s = settings.read_freshness_s
-        self._agreement = agreement
-        self._poll_pace = PollPace(wal, settings.poll_interval_s, settings.quiet_poll_s, agreement)
+        self._agreement = shared.agreement
+        self._poll_pace = PollPace(
+            wal, settings.poll_interval_s, settings.quiet_poll_s, shared.agreement
+        )
 
     @property
     def state(self) -> ClusterState:

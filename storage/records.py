@@ -62,10 +62,12 @@ class ClusterRecords:
         acks: Acks = Acks.ALL,
         key: IdempotencyKey | None = None,
         has_timestamps: bool = True,
+        linger_s: float | None = None,
     ) -> list[AppendedRange] | None:
         """Append one request's records, all or nothing.
 
-        `size` is their weight in bytes, or more if the request takes more memory. Return the
+        `size` is their weight in bytes, or more if the request takes more memory. The commit begins
+        within `linger_s`; None leaves it to the topic, or to the cluster's pace. Return the
         appended ranges, by part and then by partition. If they are not known yet (acks 0, or acks 1
         with a hot log), return None. If `has_timestamps` is False, the broker has set all
         timestamps, and the writer does not check them.
@@ -80,6 +82,7 @@ class ClusterRecords:
             key=key,
             topic_id=topic.topic_id,
             has_timestamps=has_timestamps,
+            linger_s=linger_s,
         )
         return await self._log.writer.append(request, acks)
 
@@ -91,11 +94,13 @@ class ClusterRecords:
         size: int,
         is_json: bool,
         key: IdempotencyKey | None = None,
+        linger_s: float | None = None,
     ) -> list[AppendedRange]:
         """Append records to several topics and commit offsets of groups, all or nothing (I4).
 
-        Each topic occurs once. `size` is as in `append`. Returns the appended ranges in the order
-        of `parts`, then by partition. Raises the errors of `append`, and IllegalGeneration.
+        Each topic occurs once. `size` and `linger_s` are as in `append`. Returns the
+        appended ranges in the order of `parts`, then by partition. Raises the errors of `append`,
+        and IllegalGeneration.
         """
         request = AppendRequest(
             [part_rows(topic, places, rows) for topic, places, rows in parts],
@@ -103,6 +108,7 @@ class ClusterRecords:
             is_json=is_json,
             actions=offsets,
             key=key,
+            linger_s=linger_s,
         )
         return await self._log.append(request)
 

@@ -30,6 +30,8 @@ locals {
       TIDELOG_PEER_PORT         = tostring(local.peer_port)
       TIDELOG_HOT_DIR           = "/var/lib/tidelog"
       TIDELOG_FLUSH_INTERVAL_MS = tostring(var.flush_interval_ms)
+      # The brokers are in several zones, without a name for each: bytes between zones have a price.
+      TIDELOG_SEQUENCER_UPLOAD_BYTES = "262144"
       # 0: the schedule runs retention, with rights that brokers do not have.
       TIDELOG_RETENTION_CHECK_INTERVAL_MS = "0"
     },

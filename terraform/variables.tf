@@ -232,9 +232,9 @@ variable "secret_settings" {
 }
 
 variable "flush_interval_ms" {
-  description = "Minimum time between two flushes of a broker. With 250, the PUTs of a broker under load cost about $52 a month."
+  description = "Constant minimum time between two commits of the cluster. With 250, their PUTs cost about $52 a month under load. With 0, the budget of the setting commits_per_minute decides, which costs $26 at most."
   type        = number
-  default     = 250
+  default     = 0
 
   validation {
     condition     = var.flush_interval_ms >= 0 && var.flush_interval_ms <= 60000

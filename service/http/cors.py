@@ -13,7 +13,7 @@ ANY = "*"
 MAX_AGE_S = 600
 _HEADERS = (
     b"Accept, Authorization, Content-Encoding, Content-Type, Idempotency-Key, Last-Event-ID, "
-    b"X-Request-Id"
+    b"Linger, X-Request-Id"
 )
 """Allowed headers of a request. `Tidelog-Console` is left out, because it proves that the page is
 of this broker's own origin."""

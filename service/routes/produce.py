@@ -42,7 +42,13 @@ from tidelog.service.http.route import (
 from tidelog.service.operations.change_request import HttpChange
 from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.operations.topics import TopicOperations
-from tidelog.service.routes.produce_requests import body_of, check_records, client_key
+from tidelog.service.routes.produce_requests import (
+    LINGER_S_MAX,
+    body_of,
+    check_records,
+    client_key,
+    linger_of,
+)
 from tidelog.service.security.audit import Audit, AuditedRequest
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
@@ -163,7 +169,7 @@ class Produce:
         body = await body_of(call, rights, self._settings.request_bytes_max)
         query = call.query()
         acks = _acks(query)
-        name = client_key(call)
+        name, linger_s = client_key(call), linger_of(call)
         topic = await self.topic(topic_name, rights)
         try:
             number = None if partition is None else partition_number(topic, partition)
@@ -187,7 +193,7 @@ class Produce:
         if format_name != "arrow":  # its columns refer to the body
             body = b""
         call.release()  # the records are now those of the write buffer
-        placements = await self.append(topic, produced, places, acks, key, size)
+        placements = await self.append(topic, produced, places, acks, key, size, linger_s)
         if key is not None and placements is not None:
             places = self._places_of_first(topic, places, produced, number, key)
         self._counters.add_records_in(produced.count, size, topic.name)
@@ -205,6 +211,7 @@ class Produce:
         acks: Acks,
         key: IdempotencyKey | None,
         size: int,
+        linger_s: float | None,
     ) -> list[AppendedRange] | None:
         """Append the checked records of a body of `size` bytes.
 
@@ -218,6 +225,7 @@ class Produce:
             acks=acks,
             key=key,
             has_timestamps=produced.has_timestamps,
+            linger_s=linger_s,
         )
 
     async def topic(self, name: str, rights: CallerRights = ALL_RIGHTS) -> Topic:
@@ -449,9 +457,18 @@ IDEMPOTENCY_KEY = Parameter(
     {"type": "string"},
     "header",
 )
+LINGER = Parameter(
+    "linger",
+    f"seconds for which the records may wait for their commit, 0 to {LINGER_S_MAX:g}: a patient "
+    "request shares the PUT of another one; `0` begins a commit at once, also if the cluster's "
+    "budget of commits is used up. Without it, the topic's `flush.ms` counts, or the budget",
+    {"type": "number", "minimum": 0, "maximum": LINGER_S_MAX},
+    "header",
+)
 _DOC = RouteDoc(
     {
-        400: "not JSON, invalid base64, a wrong type; an invalid parameter or Idempotency-Key",
+        400: "not JSON, invalid base64, a wrong type; an invalid parameter, Linger or "
+        "Idempotency-Key",
         404: "40401 unknown topic, 40402 unknown partition",
         408: "40801: a body with a schema, but there is no schema registry",
         413: "the body, or a record, is over its limit",
@@ -469,6 +486,7 @@ _DOC = RouteDoc(
             {"type": "string", "default": "all"},
         ),
         IDEMPOTENCY_KEY,
+        LINGER,
     ),
     body=Body(
         b"application/vnd.kafka.json.v2+json",

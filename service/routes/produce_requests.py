@@ -1,9 +1,11 @@
 """The body, the key and the checks of a produce request, for the routes of every dialect."""
 
+import re
+
 import pyarrow as pa
 
 from tidelog.service.formats import json_in
-from tidelog.service.http.parameters import InvalidParameter
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.request import HttpRequest
 from tidelog.service.security.caller import CallerRights
 from tidelog.storage.codec import chunk as chunks
@@ -12,10 +14,12 @@ from tidelog.storage.core.errors import (
     InvalidRequest,
     RecordTooLarge,
 )
-from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.core.topic_configs import FLUSH_MS_MAX, TopicConfig
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 
 KEY_LENGTH_MAX = 255
+LINGER_S_MAX = FLUSH_MS_MAX / 1000
+_SECONDS = re.compile(rb"[0-9]{1,3}(\.[0-9]{1,6})?")
 
 
 async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> bytes:
@@ -78,3 +82,19 @@ def client_key(call: HttpRequest) -> str | None:
             f"Idempotency-Key must be 1 to {KEY_LENGTH_MAX} printable characters, not {len(key)}"
         )
     return key
+
+
+def linger_of(call: HttpRequest) -> float | None:
+    """Return the `Linger` in seconds: how long the records may wait for their commit, or None.
+
+    Raises InvalidParameter.
+    """
+    header = call.headers.get(b"linger")
+    if header is None:
+        return None
+    if not _SECONDS.fullmatch(header) or float(header) > LINGER_S_MAX:
+        raise InvalidParameter(
+            f"Linger must be 0 to {LINGER_S_MAX:g} seconds, like 5 or 0.25, "
+            f"not {header[:SHOWN_MAX].decode('latin-1')!r}"
+        )
+    return float(header)

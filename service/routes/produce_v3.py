@@ -22,8 +22,8 @@ from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
 from tidelog.service.operations.rights import PRODUCE
 from tidelog.service.routes.dependencies import check_cluster
-from tidelog.service.routes.produce import IDEMPOTENCY_KEY, Produce
-from tidelog.service.routes.produce_requests import body_of, client_key
+from tidelog.service.routes.produce import IDEMPOTENCY_KEY, LINGER, Produce
+from tidelog.service.routes.produce_requests import body_of, client_key, linger_of
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_cpu_time import measured
 from tidelog.service.settings.requests import RequestSettings
@@ -136,7 +136,7 @@ class ProduceV3:
         rights = rights_of(call.scope)
         rights.charge(PRODUCER_BYTE_RATE)
         await self._topic(cluster, topic_name, rights)
-        key = client_key(call)
+        key, _ = client_key(call), linger_of(call)
         reports: asyncio.Queue[asyncio.Task[Report] | None] = asyncio.Queue(IN_FLIGHT_MAX)
         sender = asyncio.create_task(_send_reports(call, reports))
         number = 0
@@ -171,7 +171,7 @@ class ProduceV3:
         rights = rights_of(call.scope)
         rights.charge(PRODUCER_BYTE_RATE)  # a throttled client creates no topic
         await self._topic(cluster, topic_name, rights)
-        key = client_key(call)
+        key, _ = client_key(call), linger_of(call)
         body = await body_of(call, rights, self._settings.request_bytes_max)
         entries = await self._entries(call, body)
         del body  # the entries are copies
@@ -238,7 +238,7 @@ class ProduceV3:
                 rights.charge(REQUEST_PERCENTAGE)
                 rights.charge(PRODUCER_BYTE_RATE, len(record))
             await rights.check(PRODUCE, topic_name)
-            return await self._append(topic_name, record, name, rights)
+            return await self._append(call, topic_name, record, name, rights)
         except UnknownTopic:
             return await self._refused(call, TopicNotHosted(topic_name))
         except LogError as error:
@@ -252,7 +252,12 @@ class ProduceV3:
         return {"error_code": answer.code, "message": answer.message}
 
     async def _append(
-        self, topic_name: str, record: bytes, name: str | None, rights: CallerRights
+        self,
+        call: HttpRequest,
+        topic_name: str,
+        record: bytes,
+        name: str | None,
+        rights: CallerRights,
     ) -> Report:
         now_ms = self._broker.store_time.now_ms()
         decoded = await self._decoded(rights, record, partial(_decoded, record, now_ms))
@@ -267,7 +272,9 @@ class ProduceV3:
         except UnknownPartition:
             topic = await self._produce.newest(topic)
             key, places = await placed(topic, produced, None, name, "v3", record)
-        placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
+        placements = await self._produce.append(
+            topic, produced, places, Acks.ALL, key, len(record), linger_of(call)
+        )
         self._counters.add_records_in(1, len(record), topic.name)
         assert placements is not None, "acks=all returns the appended ranges"
         (placement,) = placements
@@ -424,13 +431,13 @@ def _instant(timestamp_ms: int) -> str:
 _RECORD = {"value": {"type": "JSON", "data": {"delay": 2}}}
 _DOC = RouteDoc(
     {
-        400: "an invalid Idempotency-Key, or a body that is not JSON",
+        400: "an invalid Idempotency-Key or Linger, or a body that is not JSON",
         404: "404 another cluster, 40403 unknown topic",
         413: "the body is over its limit",
         422: "no records, or too many for a batch",
         503: "the store does not answer: retry",
     },
-    parameters=(IDEMPOTENCY_KEY,),
+    parameters=(IDEMPOTENCY_KEY, LINGER),
 )
 _WRITE = Permission(PRODUCE, "topic_name")
 _TOPIC = "/clusters/{cluster_id}/topics/{topic_name}"

@@ -30,8 +30,8 @@ from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.records import RecordOperations
 from tidelog.service.routes.dependencies import check_cluster
-from tidelog.service.routes.produce import IDEMPOTENCY_KEY, RETRY_ERRORS, Produce
-from tidelog.service.routes.produce_requests import body_of, client_key
+from tidelog.service.routes.produce import IDEMPOTENCY_KEY, LINGER, RETRY_ERRORS, Produce
+from tidelog.service.routes.produce_requests import body_of, client_key, linger_of
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.http_counters import HttpCounters
@@ -90,7 +90,7 @@ class Transactions:
     async def transact(self, call: HttpRequest, cluster: str) -> HttpResponse:
         """Commit a transaction."""
         check_cluster(cluster, self._broker.identity.cluster_id)
-        name = client_key(call)
+        name, linger_s = client_key(call), linger_of(call)
         rights = rights_of(call.scope)
         body = await body_of(call, rights, self._settings.request_bytes_max)
         request = await self._decode(call, body)
@@ -107,12 +107,12 @@ class Transactions:
             ],
         )
         try:
-            return await self._commit(request, body, size, name, rights)
+            return await self._commit(request, body, size, name, rights, linger_s)
         except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
             # Nothing is written (I6), and the view may be old, so refresh it and try once more. A
             # topic may have been created again, or have got more partitions.
             await self._broker.refresh()
-            return await self._commit(request, body, size, name, rights)
+            return await self._commit(request, body, size, name, rights, linger_s)
 
     async def _commit(
         self,
@@ -121,6 +121,7 @@ class Transactions:
         size: int,
         name: str | None,
         rights: CallerRights,
+        linger_s: float | None,
     ) -> HttpResponse:
         plan = await self._plan(request, body, name, rights)
         placements = await self._broker.records.transact(
@@ -132,6 +133,7 @@ class Transactions:
             size=max(size, request.weight),
             is_json=all(records.produced.is_json for records in request.topics),
             key=plan.key,
+            linger_s=linger_s,
         )
         self._counters.add_records_in(request.records, size)
         all_places = self._places_of_first(plan, request)
@@ -315,7 +317,7 @@ ROUTES = (
         V3,
         RouteDoc(
             {
-                400: "an invalid Idempotency-Key, or an incomplete body",
+                400: "an invalid Idempotency-Key or Linger, or an incomplete body",
                 404: "404 another cluster, 40401 unknown topic, 40402 unknown partition",
                 408: "40801: a record with a schema, but there is no schema registry",
                 409: "40903: the group has another generation; nothing is written",
@@ -327,7 +329,7 @@ ROUTES = (
             tag="v3 consumer groups",
             summary="Produce to several topics and commit offsets, all or nothing",
             text=_TEXT,
-            parameters=(IDEMPOTENCY_KEY,),
+            parameters=(IDEMPOTENCY_KEY, LINGER),
             body=Body(JSON, EXAMPLE),
             answers={
                 200: Answer(

@@ -60,7 +60,7 @@ class ClusterSettings(StoreSettings):
         limits=(10, None),
     )
     sequencer_upload_bytes: int = setting(
-        "if a flush has more bytes of records than this, the broker uploads them and forwards only the keys of the objects to the sequencer",
+        "if a flush has more bytes of records than this, the broker uploads them and forwards only the keys of the objects to the sequencer. If the sequencer has another `zone`, 262144 at most; set 262144 if brokers are in several zones that `zone` does not name",
         default=LOG.sequencer.handover_bytes_max,
         limits=(0, 16 * MIB),
     )

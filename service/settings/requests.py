@@ -28,12 +28,22 @@ class RequestSettings(ListenerSettings):
         default=DEFAULTS[AUTO_CREATE].default == "true",
     )
     flush_interval_ms: int = setting(
-        "minimum time between the starts of two flushes. With 0, a flush starts when the PUT of the previous flush ends. With 250, the PUTs of a broker under load cost about $52 a month on S3 Standard",
-        default=LOG.writer.flush_interval_ms,
+        "constant minimum time between two commits, in place of the budget `commits_per_minute`. With 250, the PUTs of a cluster under load cost about $52 a month on S3 Standard. With 0, the budget decides. The value of the sequencer counts for the cluster, so give all brokers the same",
+        default=LOG.pace.flush_interval_ms,
         limits=(0, 60_000),
     )
+    commits_per_minute: int = setting(
+        "budget of the cluster: commits a minute in the long run, each of one PUT. A commit starts at once while the budget has commits left, and otherwise waits for its turn: half a second at most with 120. 120 a minute are at most $26.28 a month on S3 Standard. With 0, and for stores other than S3, there is no budget: a commit starts when the PUT of the previous one ends. Set 0 for an S3 server of your own. The value of the sequencer counts for the cluster",
+        default=LOG.pace.commits_per_minute,
+        limits=(0, 60_000),
+    )
+    commits_burst: int = setting(
+        "commits that the budget may save while fewer are made; a broker starts with so many. 7200 are $0.04 on S3 Standard",
+        default=LOG.pace.commits_burst,
+        limits=(1, 10_000_000),
+    )
     flush_bytes: int = setting(
-        "size at which a broker flushes an open hot segment before `flush_interval_ms` ends",
+        "size at which a broker flushes an open hot segment before its time",
         default=LOG.writer.flush_bytes,
         limits=(1024, 64 * MIB),
     )

@@ -25,7 +25,7 @@ from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.settings.store import StoreSettings
 from tidelog.service.settings.telemetry import TelemetrySettings
-from tidelog.storage.core.log_settings import LogSettings, ReaderSettings
+from tidelog.storage.core.log_settings import LogSettings, PaceSettings, ReaderSettings
 
 PREFIX = "TIDELOG_"
 SERVER_VARIABLE = "TIDELOG_URL"
@@ -92,10 +92,15 @@ class Settings(
             wal=LOG.wal._replace(bounds=self.bounds),
             writer=LOG.writer._replace(
                 flush_bytes=self.flush_bytes,
-                flush_interval_ms=self.flush_interval_ms,
                 buffer_bytes_max=self.buffer_bytes_max,
                 codec=LOG.writer.codec if self.store.startswith("s3://") else "",
                 answer_timeout_s=self.produce_timeout_ms / 1000,
+            ),
+            pace=PaceSettings(
+                # Requests to a folder or to memory cost nothing.
+                self.commits_per_minute if self.store.startswith("s3://") else 0,
+                self.commits_burst,
+                self.flush_interval_ms,
             ),
             reader=ReaderSettings(*(size // unit * unit_bytes for size in LOG.reader)),
             membership=LOG.membership._replace(

@@ -175,6 +175,12 @@ def _sequencer(stats: BrokerStats) -> tuple[Series, ...]:
             "answer",
             own.own_commits,
         ),
+        (
+            "early_commits",
+            "entries that began before the pace of commits permits one, because a request could "
+            "not wait longer, or a segment was full",
+            stats.early_entries,
+        ),
         ("drafts_taken", "drafts accepted from peers", own.taken),
         ("drafts_not_taken", "drafts from peers refused", own.not_taken),
         ("drafts_uploaded", "large drafts uploaded before they were forwarded", own.uploads),
@@ -229,6 +235,12 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
             "buffered_bytes_max",
             "bound of the buffer: further requests get 429",
             stats.buffered_bytes_max,
+        ),
+        (
+            "commit_tokens",
+            "commits that the budget has left, as this broker counts them: at 0, commits wait for "
+            "their turn (`commits_per_minute`); -1 without a budget",
+            stats.commit_tokens,
         ),
         (
             "set_aside",

@@ -25,7 +25,7 @@ class Term(NamedTuple):
     setting: str = ""
 
 
-COMMITS = Term("commits", "flush_interval_ms")
+COMMITS = Term("commits", "commits_per_minute")
 UPLOADS = Term("uploads of large flushes", "sequencer_upload_bytes")
 CHECKPOINTS = Term("checkpoints")
 POLLS = Term("polls of the log's end", "poll_interval_ms")

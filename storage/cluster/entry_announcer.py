@@ -77,9 +77,13 @@ class Announcer:
             self._forget_stopped()
         for peer in self.membership.others:
             if peer.id not in but:
-                announced = entry.to_zone(is_near=peer.zone_name == zone)
-                self._sender(peer).outbox.append(announced)
-                self._start(self._sender(peer))
+                self.send(peer, entry.to_zone(is_near=peer.zone_name == zone))
+
+    def send(self, peer: Member, entry: EntryAnnouncement) -> None:
+        """Send an announcement to one peer. Do not wait."""
+        sender = self._sender(peer)
+        sender.outbox.append(entry)
+        self._start(sender)
 
     async def notify(self, notice: Notice, timeout_s: float) -> None:
         """Send the notice to every live peer now.

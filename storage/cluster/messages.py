@@ -5,6 +5,7 @@ before they go into an entry, because an entry is never changed.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +15,7 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.core.model import Part
+from tidelog.storage.wal.commit_pace import Tick
 
 MESSAGE = "message of a peer"
 FAR_BYTES_MAX = 20_000
@@ -32,12 +34,23 @@ class ForwardOutcomeUnknown(LogError):
 
 
 class ForwardDraft(msgspec.Struct, frozen=True, array_like=True):
-    """A draft that a broker forwards to the sequencer. `origin` is its id."""
+    """A draft that a broker forwards to the sequencer. `origin` is its id.
+
+    `wait_ms` is the time for which its entry may wait to begin, or -1 from earlier versions.
+    """
 
     origin: DraftId
     commits: list[Commit]
     chunks: list[Chunk]
     body: bytes
+    wait_ms: int = -1
+
+
+class Forwarded(NamedTuple):
+    """A decoded draft of a peer; `wait_ms` is as in ForwardDraft."""
+
+    draft: Draft
+    wait_ms: int
 
 
 class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
@@ -45,12 +58,17 @@ class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
 
     `header` is the object's part before the chunks, `body` is the chunks. Each is empty if it is
     too large to send. No entry has the number 0: with it, `header` is a Notice, or `body` is a
-    Beat. Version 0.1 ignores the number 0, and brokers without beats ignore it without a header.
+    Beat, or `tick` asks to begin the next entry within `next_ms`, because requests wait behind a
+    forwarded draft. Version 0.1 ignores the number 0, and other earlier ones ignore it without a
+    header.
+
+    `tick` is the sequencer's pace. Earlier versions neither send it nor look at it.
     """
 
     seq: int
     header: bytes = b""
     body: bytes = b""
+    tick: Tick | None = None
 
     def to_zone(self, *, is_near: bool) -> "EntryAnnouncement":
         """Return the announcement for a broker of the sender's zone, or of another one.
@@ -60,7 +78,7 @@ class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
         if is_near or len(self.header) + len(self.body) <= FAR_BYTES_MAX:
             return self
         header = self.header if len(self.header) <= FAR_BYTES_MAX else b""
-        return EntryAnnouncement(self.seq, header)
+        return EntryAnnouncement(self.seq, header, tick=self.tick)
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
@@ -105,13 +123,13 @@ _object_ranges = msgspec.msgpack.Decoder(ObjectRange)
 _beats = msgspec.msgpack.Decoder(Beat)
 
 
-def encode_forwarded(draft: Draft) -> bytes:
+def encode_forwarded(draft: Draft, wait_ms: int = -1) -> bytes:
     (origin,) = draft.origins
     body = b"".join(draft.bodies)
-    return _encoder.encode(ForwardDraft(origin, draft.commits, draft.chunks, body))
+    return _encoder.encode(ForwardDraft(origin, draft.commits, draft.chunks, body, wait_ms))
 
 
-def decode_forwarded(message: Part) -> Draft:
+def decode_forwarded(message: Part) -> Forwarded:
     """Decode a forwarded draft and verify its chunks; raises Corrupt."""
     try:
         draft = _forwarded_drafts.decode(message)
@@ -132,7 +150,8 @@ def decode_forwarded(message: Part) -> Draft:
     if position != len(view) or draft.origin.commits != len(draft.commits):
         raise Corrupt(MESSAGE, "its length or number of commits is wrong")
     bodies: list[Part] = [draft.body] if draft.body else []
-    return Draft(draft.commits, draft.chunks, bodies, [draft.origin])
+    decoded = Draft(draft.commits, draft.chunks, bodies, [draft.origin])
+    return Forwarded(decoded, draft.wait_ms)
 
 
 def encode_announcements(entries: Sequence[EntryAnnouncement]) -> bytes:

@@ -17,8 +17,11 @@ draft refuses it also if the network brings it again.
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from tidelog.storage.cluster.entry_announcer import Announcer
 from tidelog.storage.cluster.liveness import Member, first_trusted
@@ -55,11 +58,12 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.log_settings import SequencerSettings
 from tidelog.storage.core.model import Part
-from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception
+from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception, wait_for
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.store.object_store import upload
 from tidelog.storage.wal.announced import ANNOUNCED_ENTRY_BYTES_MAX
+from tidelog.storage.wal.commit_pace import LEAD_S, NEAR_S, CommitPace, Tick
 from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Committed, WalView
 
@@ -73,6 +77,15 @@ TOO_OLD = "the upload was not committed in time and may be collected: retry"
 SKIPPED = "this broker was suspended: the outcome of the request is unknown"
 REFUSED_BROKERS_MAX = 1000
 """Brokers whose refused drafts are noted: the last ones."""
+BETWEEN_ZONES_BYTES_MAX = 256 * 1024
+"""A larger draft is uploaded if the sequencer is in another zone: on S3 Standard, a PUT and a GET
+cost as much as so many bytes between zones."""
+WAIT_SHARE = 0.25
+"""A draft waits for its entry for this part of the timeout, if its broker does not say how long.
+The rest is for the PUT in flight and the PUT with the draft."""
+QUEUE_SHARE = 0.5
+"""If the drafts that wait take this part of an entry's bytes, the entry begins."""
+WAIT_MS_MAX = 60_000
 SEQUENCER_RETRY_S = 0.05
 RETRY_S_MAX = 2.0
 
@@ -100,6 +113,8 @@ class _WaitingDraft:
     origin: DraftId | None
     size: int
     not_after_ms: float
+    until_s: float
+    """The boot time until which its entry may wait to begin."""
     done: "asyncio.Future[int | list[Outcome]]"
 
 
@@ -110,6 +125,7 @@ class _ForwardedDraft:
     draft: Draft
     number: int
     wal: WalView
+    target: Member
     done: "asyncio.Future[list[Outcome]]"
     is_in_doubt: bool = False
     """The peer may commit the draft, or has committed it."""
@@ -142,6 +158,7 @@ class Sequencer:
         transport: PeerTransport,
         tail_objects: TailObjects,
         settings: SequencerSettings,
+        pace: CommitPace,
     ) -> None:
         self.wal = wal
         self.clock = wal.clock
@@ -162,6 +179,11 @@ class Sequencer:
         """By broker, the highest number of its drafts that this broker has refused. A broker sends
         a draft once, and later drafts have higher numbers."""
         self._newest = EntryAnnouncement(0)
+        self._pace = pace
+        pace.leader = self._leader_id
+        pace.lead_s = lambda: LEAD_S if membership.others else 0.0
+        pace.on_hurry = self._hurry
+        self._is_due_earlier = asyncio.Event()
         self._is_closing = False
 
     @property
@@ -170,9 +192,14 @@ class Sequencer:
         first = first_trusted(self.membership.ranking, self.announcer.suspects)
         return None if first is None or first.id == self.membership.me.id else first
 
+    def _leader_id(self) -> str | None:
+        target = self.target
+        return None if target is None else target.id
+
     def refuse(self) -> None:
-        """Refuse drafts of peers from now on, before shutdown."""
+        """Refuse drafts of peers from now on, before shutdown. Drafts that wait are due now."""
         self._is_closing = True
+        self._is_due_earlier.set()
 
     async def close(self) -> None:
         """Commit the drafts that wait here, then stop."""
@@ -195,16 +222,18 @@ class Sequencer:
             return await self._commit_through(target, draft)
         if not self.membership.others and not self._queue:
             self.counters.commits += 1
+            self._pace.begin_entry()
             return await self.wal.commit(draft)  # no peers: one PUT and nothing else
         # A large draft would delay the drafts of all brokers in its entry.
-        draft = await self._upload_if_large(draft)
-        waiting = self._enqueue(draft, None, _body_bytes(draft) + draft.header_bytes)
+        draft = await self._upload_if_large(draft, self.membership.me)
+        size = _body_bytes(draft) + draft.header_bytes
+        waiting = self._enqueue(draft, None, size, self._pace.until_s)
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
         return outcomes
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
-        draft = await self._upload_if_large(draft)
+        draft = await self._upload_if_large(draft, target)
         # A copy of this process (on a cloned machine) uses the same numbers. `apply` skips a
         # draft whose number is already in the log.
         self.wal.clone_fence.check_fence()
@@ -214,14 +243,25 @@ class Sequencer:
         future = asyncio.get_running_loop().create_future()
         future.add_done_callback(retrieve_exception)
         draft = draft._replace(origins=[origin])
-        own = self._own = _ForwardedDraft(draft, self._number, self.wal, future)
+        own = self._own = _ForwardedDraft(draft, self._number, self.wal, target, future)
         try:
             await self._forward(target, own)
             return own.done.result() if own.done.done() else await self._commit_alone(own)
         finally:
             self._own = None
 
-    async def _upload_if_large(self, draft: Draft) -> Draft:
+    def _message_bytes_max(self, target: Member) -> int:
+        """Return the size of the largest draft that goes to `target` as a message.
+
+        An upload costs a PUT and delays the draft. The drafts of all brokers must fit into the
+        queue, and bytes between zones have a price.
+        """
+        share = self.settings.queue_bytes_max // (2 * (1 + len(self.membership.others)))
+        bytes_max = min(self.settings.handover_bytes_max, share)
+        is_near = target.zone_name == self.membership.me.zone_name
+        return bytes_max if is_near else min(bytes_max, BETWEEN_ZONES_BYTES_MAX)
+
+    async def _upload_if_large(self, draft: Draft, target: Member) -> Draft:
         """Return the draft; if it is large, upload its chunks and refer to the upload.
 
         **On a crash**: an object is left that no entry names; collection deletes it.
@@ -231,7 +271,7 @@ class Sequencer:
         makes an entry has applied all entries before this entry, so it names no upload that may be
         deleted.
         """
-        if _body_bytes(draft) <= self.settings.handover_bytes_max:
+        if _body_bytes(draft) <= self._message_bytes_max(target):
             return draft
         self.counters.uploads += 1
         state = self.wal.state
@@ -245,11 +285,17 @@ class Sequencer:
     async def _forward(self, target: Member, own: _ForwardedDraft) -> None:
         """Forward the draft once. It is then done, in doubt, or certainly not with the peer."""
         self.counters.handed_over += 1
+        wait_s, timeout_s = self._wait_and_timeout_s()
         try:
             own.is_in_doubt = True
-            async with asyncio.timeout(self.settings.handover_timeout_s):
-                answer = await self.transport.forward(target, encode_forwarded(own.draft))
+            started_s = self.clock.boot_s()
+            async with asyncio.timeout(timeout_s):
+                message = encode_forwarded(own.draft, int(wait_s * 1000))
+                answer = await self.transport.forward(target, message)
             (entry,) = decode_announcements(answer)
+            if entry.tick is not None:
+                took_s = self.clock.boot_s() - started_s
+                self._pace.on_round_trip(took_s - entry.tick.held_ms / 1000)
             self._on_announcement(entry)
             await self.wal.reach(entry.seq)
             if not own.done.done():
@@ -267,15 +313,38 @@ class Sequencer:
             self.counters.unanswered += 1
             if not isinstance(error, (LogError, TimeoutError, ValueError)):
                 log.critical("bug in a message to a peer", exc_info=error)
-            timeout_s = self.settings.handover_timeout_s
             self.announcer.suspect(target, str(error) or f"no answer within {timeout_s:g} s")
             try:
                 await self.wal.refresh()  # the draft may be in the chain
             except LogError as second:
                 log.warning("cannot read the WAL: %s", second)
 
+    def _wait_and_timeout_s(self) -> tuple[float, float]:
+        """Return how long a draft may wait at the sequencer, and the timeout of the answer.
+
+        If the sequencer's last tick was free, or none is known, the timeout has no part for the
+        wait, so that a silent sequencer is found as soon as without a pace.
+        """
+        timeout_s, interval_s = self.settings.handover_timeout_s, self._pace.leader_wait_s
+        left_s = max(self._pace.until_s - self.clock.boot_s(), 0.0)
+        if not interval_s:
+            return min(left_s, timeout_s * WAIT_SHARE), timeout_s
+        wait_s = min(left_s, interval_s)
+        return wait_s, timeout_s + wait_s
+
+    def _hurry(self, until_s: float) -> None:
+        """Let this broker's draft that waits for its entry wait until `until_s` at most."""
+        for waiting in self._queue:
+            if waiting.origin is None:
+                waiting.until_s = min(waiting.until_s, until_s)
+        self._is_due_earlier.set()
+        if self._own is not None:
+            next_s = max(until_s - self.clock.boot_s(), 0.0)
+            self.announcer.send(self._own.target, EntryAnnouncement(0, tick=_tick_in(next_s)))
+
     async def _commit_alone(self, own: _ForwardedDraft) -> list[Outcome]:
         self.counters.own_commits += 1
+        self._pace.begin_entry()
         pause_s = SEQUENCER_RETRY_S
         while True:
             try:
@@ -300,8 +369,9 @@ class Sequencer:
         Raises ForwardRefused if this broker will never commit the draft, ForwardOutcomeUnknown if
         the outcome is unknown.
         """
+        started_s = self.clock.boot_s()
         try:
-            draft = decode_forwarded(message)
+            draft, wait_ms = decode_forwarded(message)
         except Corrupt as error:
             self.counters.not_taken += 1
             raise ForwardRefused(str(error)) from error
@@ -309,10 +379,12 @@ class Sequencer:
         if origin.number <= self._refused.get(origin.origin_id, 0):
             raise ForwardRefused(f"draft {origin.number} was refused, and came again")
         try:
-            return await self._on_draft(draft, origin, len(message))
+            entry = await self._on_draft(draft, origin, len(message), wait_ms)
         except ForwardRefused:
             self._note_refused(origin)
             raise
+        tick = self._pace.tick(self.clock.boot_s() - started_s)
+        return encode_announcements([msgspec.structs.replace(entry, tick=tick)])
 
     def _note_refused(self, origin: DraftId) -> None:
         """Note that a peer's draft was refused.
@@ -324,7 +396,9 @@ class Sequencer:
         if len(numbers) > REFUSED_BROKERS_MAX:
             del numbers[next(iter(numbers))]
 
-    async def _on_draft(self, draft: Draft, origin: DraftId, size: int) -> bytes:
+    async def _on_draft(
+        self, draft: Draft, origin: DraftId, size: int, wait_ms: int
+    ) -> EntryAnnouncement:
         if self._is_closing or self._queue_bytes + size > self.settings.queue_bytes_max:
             self.counters.not_taken += 1
             why = "shutting down" if self._is_closing else "the queue of drafts is full"
@@ -333,18 +407,25 @@ class Sequencer:
             self.counters.not_taken += 1
             raise ForwardRefused("this broker has not read the entry that raises the level")
         self.counters.taken += 1
+        wait_s = min(wait_ms, WAIT_MS_MAX) / 1000
+        if wait_ms < 0:  # of an earlier version, whose timeout knows no wait
+            wait_s = self.settings.handover_timeout_s * WAIT_SHARE
+        waiting = self._enqueue(draft, origin, size, self.clock.boot_s() + wait_s)
         # Shielded: a peer that disconnects does not cancel the commit.
-        seq = await asyncio.shield(self._enqueue(draft, origin, size).done)
+        seq = await asyncio.shield(waiting.done)
         assert isinstance(seq, int), "a peer's draft is answered with a number"
         newest = self._newest
-        return encode_announcements([newest if newest.seq == seq else EntryAnnouncement(seq)])
+        return newest if newest.seq == seq else EntryAnnouncement(seq)
 
-    def _enqueue(self, draft: Draft, origin: DraftId | None, size: int) -> _WaitingDraft:
+    def _enqueue(
+        self, draft: Draft, origin: DraftId | None, size: int, until_s: float
+    ) -> _WaitingDraft:
         future = asyncio.get_running_loop().create_future()
         future.add_done_callback(retrieve_exception)
-        waiting = _WaitingDraft(draft, origin, size, not_after_ms(draft), future)
+        waiting = _WaitingDraft(draft, origin, size, not_after_ms(draft), until_s, future)
         self._queue[waiting] = None
         self._queue_bytes += size
+        self._is_due_earlier.set()
         if self._drain is None or self._drain.done():
             self._drain = begin_duty("commit", self._commit_waiting())
         return waiting
@@ -353,6 +434,9 @@ class Sequencer:
         while self._queue:
             self._batch = []
             try:
+                await self._wait_until_due()
+                if self._queue:
+                    self._pace.begin_entry()
                 committed = await self.wal.commit_next(self._next_batch)
                 if committed is not None:
                     self._announce(committed)
@@ -369,6 +453,20 @@ class Sequencer:
                 log.critical("bug in a commit", exc_info=bug)
                 why = f"the sequencer failed: {bug!r}"
                 self._fail(list(self._queue), CommitUnknown(why), ForwardOutcomeUnknown(why))
+
+    async def _wait_until_due(self) -> None:
+        """Wait until the pace permits an entry, or a draft may wait no longer.
+
+        Drafts that arrive meanwhile share the entry. The chain may get them from their own brokers.
+        """
+        bytes_max = self.settings.entry_bytes_max * QUEUE_SHARE
+        while self._queue and not self._is_closing and self._queue_bytes < bytes_max:
+            until_s = min(waiting.until_s for waiting in self._queue)
+            pause_s = min(until_s, self._pace.entry_s()) - self.clock.boot_s()
+            if pause_s <= NEAR_S:
+                return
+            self._is_due_earlier.clear()
+            await wait_for(self._is_due_earlier, pause_s)
 
     def _next_batch(self) -> Draft | None:
         """Return the first waiting drafts that fit into one entry.
@@ -434,6 +532,8 @@ class Sequencer:
                     self.membership.on_notice(decode_notice(entry.header))
                 elif entry.body:
                     answer = self.beats.on_beat(entry.body)
+                elif entry.tick is not None:
+                    self._on_hurry(entry.tick)
                 continue
             self.announcer.counters.received += 1
             old_seq = self.wal.state.seq
@@ -441,7 +541,16 @@ class Sequencer:
             self.announcer.counters.useful += self.wal.state.seq > old_seq
         return answer
 
+    def _on_hurry(self, tick: Tick) -> None:
+        """Let the drafts of peers wait for `tick.next_ms` at most."""
+        until_s = self.clock.boot_s() + tick.next_ms / 1000
+        for waiting in self._queue:
+            waiting.until_s = min(waiting.until_s, until_s)
+        self._is_due_earlier.set()
+
     def _on_announcement(self, entry: EntryAnnouncement) -> None:
+        if entry.tick is not None:
+            self._pace.on_tick(entry.tick)
         # The body first: the header ends long polls, which then read the body.
         self._tail_objects.add(object_keys.wal(entry.seq), len(entry.header), entry.body)
         self.wal.on_announced(entry.seq, entry.header)
@@ -458,9 +567,13 @@ class Sequencer:
         self._tail_objects.add(object_keys.wal(entry.seq), len(header), body)
         if self.membership.others:
             origin_ids = {origin.origin_id for origin in entry.origins}
-            self.announcer.announce(self._newest, but=origin_ids)
+            tick = self._pace.tick() if self.target is None else None
+            announced = msgspec.structs.replace(self._newest, tick=tick)
+            self.announcer.announce(announced, but=origin_ids)
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
+        if entry.writer != self.wal.writer:
+            self._pace.on_entry()
         if not entry.origins:
             return
         newest_numbers = dict[str, int]()
@@ -517,6 +630,10 @@ class Sequencer:
         self._fail(foreign, unknown, unknown)
         if self._own is not None:
             self._own.is_void = True
+
+
+def _tick_in(seconds: float) -> Tick:
+    return Tick(math.ceil(seconds * 1000))
 
 
 def _body_bytes(draft: Draft) -> int:

@@ -35,17 +35,27 @@ class WriterSettings(NamedTuple):
     """Settings of the writer."""
 
     flush_bytes: int = 8 * 1024 * 1024
-    """An open segment of this size is flushed before `flush_interval_ms` is over."""
+    """An open segment of this size is flushed before its time."""
     flush_bytes_max: int = 64 * 1024 * 1024
     """Approximate bound of the records in one entry."""
-    flush_interval_ms: int = 0
-    """Least time between the starts of two flushes, unless `flush_bytes` are waiting."""
     buffer_bytes_max: int = 256 * 1024 * 1024
     """Bound of the bytes of requests that wait for their commit, also after an ack (acks=0, 1)."""
     codec: str = "lz4"
     """Compression of large chunks: lz4, zstd or empty for none."""
     answer_timeout_s: float = 30.0
     """After this time a caller gets an error. If the commit has begun, it continues."""
+
+
+class PaceSettings(NamedTuple):
+    """Settings of the pace of commits. Those of the sequencer count for the cluster."""
+
+    commits_per_minute: int = 120
+    """Entries a minute that the budget allows in the long run; 0: no budget."""
+    commits_burst: int = 7200
+    """Entries for which the budget saves while there are fewer: those of an hour at the default."""
+    flush_interval_ms: int = 0
+    """Least time between the starts of two entries, in place of the budget, unless `flush_bytes`
+    are waiting. 0: the budget decides."""
 
 
 class ReaderSettings(NamedTuple):
@@ -94,8 +104,9 @@ class SequencerSettings(NamedTuple):
     handover_timeout_s: float = 1.0
     """Longest wait for the sequencer's answer. It must be longer than two PUTs take: the PUT in
     flight, and the PUT with this draft."""
-    handover_bytes_max: int = 512 * 1024
-    """For a larger draft, the broker first uploads the chunks. The draft refers to the upload."""
+    handover_bytes_max: int = 4 * 1024 * 1024
+    """For a larger draft, the broker first uploads the chunks. The draft refers to the upload. To a
+    sequencer in another zone, drafts are uploaded from 256 KiB on."""
     entry_bytes_max: int = 64 * 1024 * 1024
     queue_bytes_max: int = 64 * 1024 * 1024
     """Bound of the drafts that wait here. Above it, this broker refuses drafts of peers, and the
@@ -107,6 +118,7 @@ class LogSettings(NamedTuple):
 
     wal: WalSettings = WalSettings()
     writer: WriterSettings = WriterSettings()
+    pace: PaceSettings = PaceSettings()
     reader: ReaderSettings = ReaderSettings()
     sealer: SealerSettings = SealerSettings()
     membership: MembershipSettings = MembershipSettings()

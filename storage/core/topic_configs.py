@@ -27,6 +27,13 @@ PARTITIONS_MAX = 10_000
 """Bound of a topic's partitions (I10); ~200 bytes each, in memory and in each checkpoint."""
 
 
+FLUSH_MS = "flush.ms"
+FLUSH_MS_MAX = 10_000
+"""No record waits longer for its commit by its topic's `flush.ms`."""
+FLUSH_MS_NONE = 2**63 - 1
+_NO_LIMIT = str(FLUSH_MS_NONE)
+
+
 class ConfigKey(NamedTuple):
     """One config: its default as text, its description, and the parser that validates a value.
 
@@ -94,6 +101,14 @@ CONFIGS: Mapping[str, ConfigKey] = {
         "how long compaction keeps a tombstone, in ms",
         _integer(0),
         "log.cleaner.delete.retention.ms",
+    ),
+    FLUSH_MS: ConfigKey(
+        _NO_LIMIT,
+        "longest time in ms that a record waits for its commit, if the cluster's budget of commits "
+        f"is used up or `Linger` is not given; above {FLUSH_MS_MAX} it is {FLUSH_MS_MAX}; the "
+        "default leaves it to the budget",
+        _integer(0),
+        level=2,
     ),
     "max.message.bytes": ConfigKey(
         "1048588",
@@ -189,7 +204,6 @@ _FILES = "a segment is one Parquet file, without an index file"
 _TIERED = "sealed records are in the object store"
 _CLIENTS = "only Kafka's own protocol needs it"
 _CODEC = "each codec has a fixed level; compression.type sets the codec"
-_NO_LIMIT = str(2**63 - 1)
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
@@ -200,7 +214,6 @@ WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "confluent.value.schema.validation": _inert("false", "there are no schemas", words=("false",)),
     "file.delete.delay.ms": _inert("60000", "the cluster's file_grace_ms decides", low=0),
     "flush.messages": _inert(_NO_LIMIT, _DURABLE, low=1),
-    "flush.ms": _inert(_NO_LIMIT, _DURABLE, low=0),
     "follower.replication.throttled.replicas": _inert("", _STORE),
     "index.interval.bytes": _inert("4096", _FILES, low=0),
     "leader.replication.throttled.replicas": _inert("", _STORE),
@@ -228,9 +241,12 @@ written for Kafka contain them."""
 KNOWN: Mapping[str, ConfigKey] = {**CONFIGS, **WITHOUT_EFFECT}
 
 
-BROKER_NAMES: Mapping[str, str] = {name: key.broker_name for name, key in CONFIGS.items()}
+BROKER_NAMES: Mapping[str, str] = {
+    name: key.broker_name for name, key in CONFIGS.items() if key.broker_name
+}
 """The names of the cluster's defaults, by topic config. They are Kafka's names for configs of
-brokers, except `log.target.segment.bytes`."""
+brokers, except `log.target.segment.bytes`. A cluster has no default of `flush.ms`: brokers of
+earlier versions would refuse it, and Kafka's default of it means something else."""
 AUTO_CREATE, NUM_PARTITIONS = "auto.create.topics.enable", "num.partitions"
 DEFAULTS: Mapping[str, ConfigKey] = {
     AUTO_CREATE: ConfigKey(
@@ -242,7 +258,7 @@ DEFAULTS: Mapping[str, ConfigKey] = {
     NUM_PARTITIONS: ConfigKey(
         "1", "partitions of a new topic if the request gives no number", _integer(1, PARTITIONS_MAX)
     ),
-    **{BROKER_NAMES[name]: key for name, key in CONFIGS.items()},
+    **{key.broker_name: key for key in CONFIGS.values() if key.broker_name},
 }
 """Everything that can have a default of the cluster. The default of a ConfigKey is the built-in
 one. For AUTO_CREATE and NUM_PARTITIONS, settings of the broker have precedence over the built-in
@@ -276,6 +292,7 @@ class TopicConfig(NamedTuple):
     cleanup_policy: frozenset[str]
     compression_type: str
     delete_retention_ms: int
+    flush_ms: int
     max_message_bytes: int
     message_timestamp_after_max_ms: int
     message_timestamp_before_max_ms: int
@@ -287,6 +304,11 @@ class TopicConfig(NamedTuple):
     segment_bytes: int
     segment_ms: int
     target_segment_bytes: int
+
+    @property
+    def flush_class_ms(self) -> int | None:
+        """The longest time for which a record waits for its commit; None: the budget decides."""
+        return None if self.flush_ms == FLUSH_MS_NONE else min(self.flush_ms, FLUSH_MS_MAX)
 
 
 def check(name: str, value: str, level: int = format_levels.NEWEST) -> None:

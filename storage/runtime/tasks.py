@@ -6,6 +6,7 @@ Exceptions end a task or one round of it, or no caller awaits the task.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -51,6 +52,18 @@ def retrieve_exception(future: "asyncio.Future[Any]") -> None:
     """
     if not future.cancelled():
         future.exception()
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, for `seconds` at most."""
+    if seconds == math.inf:
+        await event.wait()
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 class Steps(Coroutine[Any, Any, T]):

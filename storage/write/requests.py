@@ -1,5 +1,6 @@
 """Append requests: their records by topic, their checks and sizes, and their responses. Pure."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -164,6 +165,10 @@ class AppendRequest:
     has_timestamps: bool = True
     """Whether a record may have a timestamp of the client. A timestamp of the broker needs no
     check."""
+    linger_s: float | None = None
+    """The time that the client allows for the wait before the commit; None: the topics decide."""
+    until_s: float = math.inf
+    """The boot time until which the request may wait for its commit; infinity without a class."""
     pieces: int = field(init=False)
     """1 for the request and 1 for each partition of its records. Each piece takes memory, and
     elements of an entry's header."""

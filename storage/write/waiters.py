@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -129,15 +128,3 @@ def log_refusal(waiter: Waiter) -> None:
     """Log a refusal of a request with acks=0 or 1: no caller waits for it."""
     if not waiter.cancelled() and (error := waiter.exception()) is not None:
         log.warning("a request without a waiting caller was not committed: %s", error)
-
-
-async def wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, for `seconds` at most."""
-    if seconds == math.inf:
-        await event.wait()
-        return
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass

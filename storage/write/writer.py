@@ -1,9 +1,9 @@
 """The write path of a broker: requests wait in the open hot segment, one flush commits them all.
 
 One flush runs at a time. Requests that arrive during a flush go into the next one. So the batch
-grows with the load and the store's latency, and an idle broker flushes at once. `flush_interval_ms`
-spaces flushes to bound the cost of the PUTs. I10: buffered bytes are bounded; at the bound callers
-get Throttled.
+grows with the load and the store's latency. The pace of commits (wal.commit_pace) spaces flushes to
+bound the cost of the PUTs; a request may have a class, the time for which it waits at most. I10:
+buffered bytes are bounded; at the bound callers get Throttled.
 
 **On a crash** before the commit, acks=all callers have no answer, and acks=1 requests are in the
 hot log. During the commit, the store has the entry or not (wal.view). After it, the records are in
@@ -32,19 +32,27 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.core.histogram import BYTES, COUNTS, Histogram
-from tidelog.storage.core.log_settings import WriterSettings
+from tidelog.storage.core.log_settings import PaceSettings, WriterSettings
 from tidelog.storage.core.model import Acks, AppendedRange
-from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception, surviving
+from tidelog.storage.runtime.tasks import (
+    TASK_ENDS,
+    begin_duty,
+    retrieve_exception,
+    surviving,
+    wait_for,
+)
 from tidelog.storage.runtime.tracer_interface import NO_OBSERVER, Observer
 from tidelog.storage.state.idempotency_records import another_request, recall
 from tidelog.storage.state.outcome import Outcome
+from tidelog.storage.wal.commit_pace import NEAR_S, CommitPace
 from tidelog.storage.wal.view import Committer, WalView
+from tidelog.storage.write.flush_classes import OpenClasses
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered
 from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 from tidelog.storage.write.requests import AppendRequest, check_timestamps
 from tidelog.storage.write.set_aside_requests import KEPT_MAX, SetAsideRequests
-from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal, wait_for
+from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal
 
 __all__ = ["Writer", "WriterCounters", "WriterSettings"]
 
@@ -113,6 +121,7 @@ class Writer:
         on_committed: OnCommitted,
         *,
         committer: Committer | None = None,
+        pace: CommitPace | None = None,
         hot_dir: Path | None = None,
         observer: Observer = NO_OBSERVER,
     ) -> None:
@@ -138,16 +147,17 @@ class Writer:
         self._on_committed = on_committed
         self._open: list[AppendRequest] = []
         self._open_bytes = 0
+        self._classes = OpenClasses()
+        self._pace = pace or CommitPace(wal.clock, PaceSettings())
         self._expected = 0  # waiting requests, once the clients of the last flush send the next
         self._opened_s = 0.0
         self._waiters = Waiters(settings.answer_timeout_s, lambda: wal.state)
         self._wake = asyncio.Event()
-        self._full = asyncio.Event()
+        self._is_due_earlier = asyncio.Event()
         self._is_hurried = False
         self._closing = False
         self._flushing_s: float | None = None  # boot time at which the flush under way began
         self._failures: list[LogError] = []  # of the last flushes; none after a success
-        self._started_s = -math.inf
         self.refused = SetAsideRequests(self, wal, self._committer, self.hot_log)
         self.task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -159,7 +169,8 @@ class Writer:
     def flush_without_delay(self) -> None:
         """Prepare shutdown: flush without an interval, and answer all callers within seconds."""
         self._is_hurried = True
-        self._full.set()
+        self._is_due_earlier.set()
+        self._pace.hurry(-math.inf)
         self._waiters.limit_all(self.clock.boot_s() + LAST_ANSWERS_S)
 
     async def close(self) -> None:
@@ -272,7 +283,13 @@ class Writer:
             self.wal.clone_fence.fence(seq)
 
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
-        """Enqueue requests that no client of this process sent, also above the buffer's bound."""
+        """Enqueue requests that no client of this process sent, also above the buffer's bound.
+
+        They do not wait for their turn: another process may have a copy of them, and the longer
+        they wait, the more likely it commits them, too.
+        """
+        for request in requests:
+            request.linger_s = 0.0
         self.buffered_bytes += sum(request.cost for request in requests)
         return [self._enqueue(request) for request in requests]
 
@@ -318,11 +335,22 @@ class Writer:
         self._open.append(request)
         self._open_bytes += request.size
         self._wake.set()
-        if self._open_bytes >= self.settings.flush_bytes:
-            self._full.set()
+        if self._classify(request) or self._open_bytes >= self.settings.flush_bytes:
+            self._is_due_earlier.set()
         if request.hot is None:  # requests of the hot log are committed without a time limit
             self._waiters.limit(waiter, self.clock.boot_s() + self.settings.answer_timeout_s)
         return waiter
+
+    def _classify(self, request: AppendRequest) -> bool:
+        """Note how long the request may wait; return whether that ends the wait for a flush."""
+        now_s = self.clock.boot_s()
+        is_earlier = self._classes.add(
+            request, self.wal.state, now_s, self.settings.answer_timeout_s
+        )
+        if self._flushing_s is not None:
+            # Its flush begins after this one, whose entry may still wait for its turn.
+            self._pace.hurry(max(request.until_s, self._pace.floor_s))
+        return is_earlier
 
     async def _watch_deadlines(self) -> None:
         # One check a second for all: a timer for each request would cost as much as its commit.
@@ -371,25 +399,39 @@ class Writer:
                 self._refuse_held()
             if not self._open:
                 return is_done or not self._closing
-        pause_s = self._started_s + self.settings.flush_interval_ms / 1000 - self.clock.boot_s()
-        is_full = self._is_hurried or self._open_bytes >= self.settings.flush_bytes
-        if pause_s > 0 and not is_full:
-            self._full.clear()
-            await wait_for(self._full, pause_s)
+        await self._wait_until_due()
         await self._gather()
-        self._started_s = self.clock.boot_s()
-        self.counters.queue_wait.add(self._started_s - self._opened_s)
+        started_s = self.clock.boot_s()
+        self.counters.queue_wait.add(started_s - self._opened_s)
+        until_s = -math.inf if self._is_urgent else self._classes.until_s
         if not (requests := self._take()):
             await self._wait_for_requests(max(self.refused.due_s - self.clock.boot_s(), 0.0))
             return True
-        self._flushing_s = self._started_s
+        self._classes.restart(self._open, started_s)
+        self._pace.begin_flush(until_s)
+        self._flushing_s = started_s
         is_done = await self.flush(requests)
         self._flushing_s = None
+        self._classes.end_flush(self.clock.boot_s())
         if not is_done and self._closing:
             # The requests of the hot log stay in it for the next start.
             error = Unavailable("this broker is shutting down")
             self._failed(self._take_first(len(self._open)), error)
         return is_done or not self._closing
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether the open segment waits for nothing: it is full, or the broker stops."""
+        return self._is_hurried or self._open_bytes >= self.settings.flush_bytes
+
+    async def _wait_until_due(self) -> None:
+        """Wait until the pace, or the class of a request, closes the open segment."""
+        while self._open and not self._is_urgent:
+            pause_s = self._classes.due_s(self._pace) - self.clock.boot_s()
+            if pause_s <= NEAR_S:
+                return
+            self._is_due_earlier.clear()
+            await wait_for(self._is_due_earlier, pause_s)
 
     def _refuse_held(self) -> None:
         """Refuse requests that must wait for requests of the hot log, which the store refuses."""

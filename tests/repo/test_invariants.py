@@ -36,7 +36,7 @@ def of_test(name: str, docstring: str) -> set[str]:
 
 
 def test_the_list_is_read() -> None:
-    assert [f"I{number}" for number in range(1, 12)] == INVARIANTS
+    assert [f"I{number}" for number in range(1, 13)] == INVARIANTS
     assert of_test("test_i1_to_i3_hold", "I7 too") == {"I1", "I2", "I3", "I7"}
     assert of_test("test_i10_i4_x", "") == {"I10", "I4"}
 

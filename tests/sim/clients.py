@@ -53,6 +53,8 @@ class Load(NamedTuple):
     is_compacted: bool = False
     patience_s: float = 8.0
     """How long clients wait for an answer."""
+    lingers_s: tuple[float | None, ...] = (None,)
+    """How long requests may wait for their commit, by their number."""
 
 
 class Client:
@@ -195,8 +197,9 @@ class Producer(Client):
             if key is None and not is_local and len(parts) == 1 and op % 2:
                 ((number, rows),) = parts
                 return await log.kafka.append(topic, number, checked(rows, codec=op % CODECS))
+            linger_s = self.load.lingers_s[op // 2 % len(self.load.lingers_s)]
             return await log.records.append(
-                topic, parts, size=size, is_json=False, acks=acks, key=claim
+                topic, parts, size=size, is_json=False, acks=acks, key=claim, linger_s=linger_s
             )
 
         placed = await self.ask(op, broker, lambda broker: _wrapped(append(broker)))

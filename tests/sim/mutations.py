@@ -29,6 +29,7 @@ from tests.sim import (
     failures,
     idle_mutations,
     level_mutations,
+    pace_mutations,
     wal_mutations,
 )
 from tests.sim.backups import simulate_backups
@@ -121,7 +122,7 @@ def seeds_needed(mutation: Mutation, seeds: Iterable[int]) -> tuple[int | None, 
 
 
 def _offset_before_the_bytes() -> list[Patch]:
-    async def upload(self: Sequencer, draft: Draft) -> Draft:
+    async def upload(self: Sequencer, draft: Draft, _: object) -> Draft:
         if not draft.bodies:
             return draft
         key = object_keys.data(self.clock.new_id().hex(), self.clock.now_ms() + 3_600_000)
@@ -427,6 +428,7 @@ MUTATIONS = (
     Mutation("acks=1 before the disk has it", _promise_before_the_disk, ("disks",), 60),
     *itertools.starmap(Mutation, level_mutations.MUTATIONS),
     *itertools.starmap(Mutation, clock_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, pace_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation(
         "a seal goes on with the topic of an old view", _sealed_by_an_old_view, ("sleepers",), 60

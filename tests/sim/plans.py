@@ -14,8 +14,9 @@ from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import SetBounds
-from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.log_settings import LogSettings, PaceSettings
 from tidelog.storage.core.time_bounds import Bounds
+from tidelog.storage.core.topic_configs import FLUSH_MS
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.seal.sealer import SealerSettings
 from tidelog.storage.wal.wal_objects import WalSettings
@@ -33,6 +34,17 @@ DELETIONS = 0.25
 
 FIRST_LEVEL = 0.25
 """How many worlds begin at level 1. Some of them are raised, at any moment."""
+
+PACED = 0.4
+"""How many worlds have a pace that makes commits wait, and requests with classes."""
+PACES = (
+    PaceSettings(commits_per_minute=240, commits_burst=1),
+    PaceSettings(commits_per_minute=240, commits_burst=20),
+    PaceSettings(commits_per_minute=600, commits_burst=3),
+    PaceSettings(flush_interval_ms=150),
+)
+LINGERS_S = (None, None, None, 0.0, 0.2, 2.0)
+FLUSH_CLASSES_MS = ("0", "200", "3000")
 
 WRONG_CLOCKS = 0.5
 """How many worlds have clocks that jump by days, and guests whose boot time misses a pause. Those
@@ -83,6 +95,11 @@ class Plan(NamedTuple):
     """While retention runs, clients move log starts."""
     has_guests: bool = False
     """A stop is a pause of the broker's machine, which its boot time misses."""
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether commits wait for their turn, and requests have classes."""
+        return len(self.load.lingers_s) > 1
 
     @property
     def is_hasty(self) -> bool:
@@ -225,10 +242,26 @@ def plan_of(seed: int) -> Plan:
                 wal=often, writer=settings.writer._replace(answer_timeout_s=100.0)
             ),
         )
+    plan = _paced(plan, seed)
     if has_tables and random.Random(f"deletions {seed}").random() < DELETIONS:
         plan = plan._replace(is_deleted=True)
     if kind != "groups":
         return plan
     return plan._replace(
         features=frozenset(feature for feature in FEATURES if draws.random() < 0.4)
+    )
+
+
+def _paced(plan: Plan, seed: int) -> Plan:
+    """Dice of its own: the other worlds are as they were without a pace."""
+    draws = random.Random(f"pace {seed}")
+    if draws.random() >= PACED:
+        return plan
+    configs = dict(plan.configs)
+    if plan.level != format_levels.FIRST and draws.random() < 0.5:
+        configs[FLUSH_MS] = draws.choice(FLUSH_CLASSES_MS)
+    return plan._replace(
+        settings=plan.settings._replace(pace=draws.choice(PACES)),
+        configs=configs,
+        load=plan.load._replace(lingers_s=LINGERS_S),
     )

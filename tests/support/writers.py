@@ -6,17 +6,29 @@ from tests.support.records import request, rows
 from tests.support.views import store_of, with_topic
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.log_settings import PaceSettings
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.wal.commit_pace import CommitPace
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer, WriterSettings
 
 
 def writing(
-    wal: WalView, settings: WriterSettings | None = None, *, hot_dir: Path | None = None
+    wal: WalView,
+    settings: WriterSettings | None = None,
+    *,
+    pace: PaceSettings | None = None,
+    hot_dir: Path | None = None,
 ) -> Writer:
-    writer = Writer(wal, settings or WriterSettings(), lambda *_: None, hot_dir=hot_dir)
+    writer = Writer(
+        wal,
+        settings or WriterSettings(),
+        lambda *_: None,
+        pace=None if pace is None else CommitPace(wal.clock, pace),
+        hot_dir=hot_dir,
+    )
     writer.start()
     return writer
 
@@ -26,12 +38,13 @@ async def started(
     settings: WriterSettings | None = None,
     *,
     latency_s: float = 0.0,
+    pace: PaceSettings | None = None,
     hot_dir: Path | None = None,
 ) -> Writer:
     wal = await with_topic(inner)
     if latency_s:
         store_of(wal).latency = lambda _: latency_s
-    return writing(wal, settings, hot_dir=hot_dir)
+    return writing(wal, settings, pace=pace, hot_dir=hot_dir)
 
 
 def say(writer: Writer, *values: str, key: IdempotencyKey | None = None) -> AppendRequest:

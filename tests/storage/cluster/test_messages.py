@@ -97,12 +97,12 @@ def test_a_draft_goes_over_as_it_is() -> None:
     draft = draft_of([b"one", b"two"], "o", 3)
     named = msgspec.structs.replace(draft.commits[1], principal="User:alice")
     draft = draft._replace(commits=[draft.commits[0], named])
-    decoded_draft = decode_forwarded(encode_forwarded(draft))
+    decoded_draft = decode_forwarded(encode_forwarded(draft)).draft
     assert merge([draft_of([b"x"], "p", 1), decoded_draft]).commits[2].principal == "User:alice"
     assert decoded_draft._replace(bodies=[]) == draft._replace(bodies=[])
     assert b"".join(decoded_draft.bodies) == b"onetwo"
     referred = refer(draft, object_keys.data("aa01", 7))
-    assert decode_forwarded(encode_forwarded(referred)) == referred
+    assert decode_forwarded(encode_forwarded(referred)).draft == referred
     assert [chunk.position for chunk in referred.chunks] == [0, 3]
 
 
@@ -111,7 +111,7 @@ def test_a_damaged_draft_is_not_taken() -> None:
     for index in range(len(whole)):
         flipped = whole[:index] + bytes([whole[index] ^ 0x10]) + whole[index + 1 :]
         try:
-            decoded_draft = decode_forwarded(flipped)
+            decoded_draft = decode_forwarded(flipped).draft
         except Corrupt:
             continue
         # Whatever is taken is consistent in itself: its chunks are those of their checksums.

@@ -35,6 +35,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownTopic,
 )
+from tidelog.storage.core.log_settings import PaceSettings
 from tidelog.storage.core.model import Acks
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write import hot_log
@@ -81,8 +82,8 @@ async def test_what_arrives_during_a_flush_rides_in_the_next_one(inner: MemorySt
 
 
 async def test_the_interval_spaces_flushes(inner: MemoryStore) -> None:
-    settings = WriterSettings(flush_interval_ms=250)
-    writer = await started(inner, settings, latency_s=0.05)
+    pace = PaceSettings(flush_interval_ms=250)
+    writer = await started(inner, pace=pace, latency_s=0.05)
     loop = asyncio.get_running_loop()
     old_puts = puts(writer)
     while loop.time() < 10.0:
@@ -93,7 +94,8 @@ async def test_the_interval_spaces_flushes(inner: MemoryStore) -> None:
 
 
 async def test_record_after_pause_does_not_wait_for_interval(inner: MemoryStore) -> None:
-    writer = await started(inner, WriterSettings(flush_interval_ms=250), latency_s=0.05)
+    pace = PaceSettings(flush_interval_ms=250)
+    writer = await started(inner, pace=pace, latency_s=0.05)
     loop = asyncio.get_running_loop()
     for _ in range(3):
         await asyncio.sleep(1)
@@ -106,8 +108,8 @@ async def test_record_after_pause_does_not_wait_for_interval(inner: MemoryStore)
 
 
 async def test_a_full_segment_does_not_wait_for_the_interval(inner: MemoryStore) -> None:
-    settings = WriterSettings(flush_interval_ms=60_000, flush_bytes=1000)
-    writer = await started(inner, settings, latency_s=0.05)
+    pace = PaceSettings(flush_interval_ms=60_000)
+    writer = await started(inner, WriterSettings(flush_bytes=1000), pace=pace, latency_s=0.05)
     loop = asyncio.get_running_loop()
     await append(writer, "first")
     small = asyncio.create_task(append(writer, "x"))
@@ -324,7 +326,8 @@ async def test_timed_out_request_is_answered_and_withdrawn(inner: MemoryStore) -
 
 
 async def test_closing_flushes_and_refuses_later_requests(inner: MemoryStore) -> None:
-    writer = await started(inner, WriterSettings(flush_interval_ms=60_000), latency_s=0.1)
+    pace = PaceSettings(flush_interval_ms=60_000)
+    writer = await started(inner, pace=pace, latency_s=0.1)
     await append(writer, "first")
     tasks = [asyncio.create_task(append(writer, str(i))) for i in range(3)]
     await asyncio.sleep(0.01)

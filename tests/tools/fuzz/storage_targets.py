@@ -376,10 +376,11 @@ def check_hand_over(data: bytes) -> None:
     """A draft that is taken fits into an entry with others, and that entry is applied."""
     for message in (data, _with_right_chunks(data)):
         try:
-            draft = messages.decode_forwarded(message)
+            draft, wait_ms = messages.decode_forwarded(message)
         except Corrupt:
             continue
-        assert messages.decode_forwarded(messages.encode_forwarded(draft)) == draft
+        again = messages.encode_forwarded(draft, wait_ms)
+        assert messages.decode_forwarded(again) == (draft, wait_ms)
         merged = merged_drafts.merge([draft, draft])
         head = (format_levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000)
         entry = Entry(*head, merged.chunks, merged.commits, list(merged.origins))
