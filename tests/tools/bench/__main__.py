@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.tools.bench import brokers, costs, failover, groups, publish, replay
+from tests.tools.bench import brokers, costs, failover, groups, publish, replay, throughput
 from tests.tools.bench.maintenance import merging
 from tests.tools.bench.rates import fetch, latency, partitions, produce, sealing, sustained
 from tests.tools.bench.report import Table, table
@@ -28,6 +28,7 @@ PARTS = {
     "latency": latency,
     "groups": groups,
     "brokers": brokers,
+    "throughput": throughput,
     "replay": replay,
     "failover": failover,
     "care": merging,
