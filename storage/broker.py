@@ -161,6 +161,7 @@ class Broker:
             wal,
             settings,
             committer=self._sequencer,
+            uploads=self._sequencer.uploads,
             announced=announced,
             owns=membership.is_first_for,
             hot_dir=hot_dir,

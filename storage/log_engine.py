@@ -24,6 +24,7 @@ from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.chunk_uploads import ChunkUploads
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.tail_cache_fill import CommittedTail
@@ -42,6 +43,7 @@ class Log:
         *,
         committer: Committer,
         announced: AnnouncedChunks,
+        uploads: ChunkUploads,
         owns: Callable[[str], bool],
         hot_dir: Path | None,
         observer: Observer,
@@ -57,6 +59,7 @@ class Log:
             settings.writer,
             CommittedTail(self.reader, lambda: wal.state).add,
             committer=committer,
+            uploads=uploads,
             hot_dir=hot_dir,
             observer=observer,
         )

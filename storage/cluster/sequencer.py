@@ -17,13 +17,13 @@ draft refuses it also if the network brings it again.
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidelog.storage.cluster.entry_announcer import Announcer, PeerTransport
 from tidelog.storage.cluster.liveness import Member, first_trusted
 from tidelog.storage.cluster.membership import Membership
-from tidelog.storage.cluster.merged_drafts import merge, not_after_ms, refer
 from tidelog.storage.cluster.messages import (
     EntryAnnouncement,
     ForwardOutcomeUnknown,
@@ -57,8 +57,9 @@ from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.outcome import Outcome
-from tidelog.storage.store.object_store import upload
 from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.chunk_uploads import ChunkUploads, body_bytes
+from tidelog.storage.wal.merged_drafts import merge, not_after_ms
 from tidelog.storage.wal.view import Committed, WalView
 
 __all__ = ["Sequencer", "SequencerCounters", "SequencerSettings"]
@@ -149,6 +150,9 @@ class Sequencer:
         self.counters = SequencerCounters()
         self.announcer = Announcer(membership, wal.clock, transport, settings.handover_timeout_s)
         self.beats = PeerBeats(membership, wal.clock, transport)
+        self.uploads = ChunkUploads(
+            wal, settings, lambda: bool(membership.others), self._count_upload
+        )
         self._announced = announced
         self._number = 0
         self._own: _ForwardedDraft | None = None
@@ -188,21 +192,21 @@ class Sequencer:
         and never will be, Corrupt, CommitUnknown. Make one call at a time.
         """
         self.counters.drafts += 1
+        # A large draft would delay the drafts of all brokers in its entry.
+        draft = await self.uploads.upload_if_large(draft)
         target = self.target
         if target is not None:
             return await self._commit_through(target, draft)
-        if not self.membership.others and not self._queue:
+        is_alone = not self.membership.others and not self._queue
+        if is_alone and math.isinf(not_after_ms(draft)):
             self.counters.commits += 1
             return await self.wal.commit(draft)  # no peers: one PUT and nothing else
-        # A large draft would delay the drafts of all brokers in its entry.
-        draft = await self._upload_if_large(draft)
-        waiting = self._enqueue(draft, None, _body_bytes(draft) + draft.header_bytes)
+        waiting = self._enqueue(draft, None, body_bytes(draft) + draft.header_bytes)
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
         return outcomes
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
-        draft = await self._upload_if_large(draft)
         # A copy of this process (on a cloned machine) uses the same numbers. `apply` skips a
         # draft whose number is already in the log.
         self.wal.clone_fence.check_fence()
@@ -219,26 +223,8 @@ class Sequencer:
         finally:
             self._own = None
 
-    async def _upload_if_large(self, draft: Draft) -> Draft:
-        """Return the draft; if it is large, upload its chunks and refer to the upload.
-
-        **On a crash**: an object is left that no entry names; collection deletes it.
-
-        A suspended process or a late message does no harm. Collection deletes the upload only after
-        an entry whose elapsed time is past `end_ms`, a time in the upload's key. A broker that
-        makes an entry has applied all entries before this entry, so it names no upload that may be
-        deleted.
-        """
-        if _body_bytes(draft) <= self.settings.handover_bytes_max:
-            return draft
+    def _count_upload(self) -> None:
         self.counters.uploads += 1
-        state = self.wal.state
-        is_first = state.level == format_levels.FIRST
-        now_ms = max(state.time_ms, self.clock.now_ms()) if is_first else state.elapsed_ms
-        end_ms = now_ms + int(state.bounds.now.wal_retention_ms / 2)
-        key = object_keys.data(self.clock.new_id().hex(), end_ms)
-        await upload(self.wal.store, key, draft.bodies)
-        return refer(draft, key)
 
     async def _forward(self, target: Member, own: _ForwardedDraft) -> None:
         """Forward the draft once. It is then done, in doubt, or certainly not with the peer."""
@@ -381,7 +367,7 @@ class Sequencer:
         size = header_bytes = 0
         for waiting in self._queue:
             size += waiting.size
-            header_bytes += waiting.size - _body_bytes(waiting.draft)
+            header_bytes += waiting.size - body_bytes(waiting.draft)
             is_large = size > self.settings.entry_bytes_max
             if batch and (is_large or header_bytes > draft_header_bytes_max()):
                 break
@@ -510,7 +496,3 @@ class Sequencer:
         self._fail(foreign, unknown, unknown)
         if self._own is not None:
             self._own.is_void = True
-
-
-def _body_bytes(draft: Draft) -> int:
-    return sum(len(body) for body in draft.bodies)
