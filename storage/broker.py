@@ -174,8 +174,14 @@ class Broker:
         )
         self._pace = pace = CommitPace(wal.clock, settings.pace)
         self._sequencer = Sequencer(wal, membership, peers, tail_objects, settings.sequencer, pace)
+        sequencer = self._sequencer
         shared = SharedParts(
-            self._sequencer, pace, tail_objects, self._sequencer.beats, membership.is_first_for
+            committer=sequencer,
+            pace=pace,
+            uploads=sequencer.uploads,
+            tail_objects=tail_objects,
+            agreement=sequencer.beats,
+            owns=membership.is_first_for,
         )
         self._log = Log(
             wal,

@@ -24,6 +24,7 @@ from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.tables.open_tables import OpenTables
+from tidelog.storage.wal.chunk_uploads import ChunkUploads
 from tidelog.storage.wal.commit_pace import CommitPace
 from tidelog.storage.wal.poll_pace import Agreement, PollPace
 from tidelog.storage.wal.tail_objects import TailObjects
@@ -40,6 +41,7 @@ class SharedParts(NamedTuple):
 
     committer: Committer
     pace: CommitPace
+    uploads: ChunkUploads
     tail_objects: TailObjects
     agreement: Agreement
     owns: Callable[[str], bool]
@@ -72,6 +74,7 @@ class Log:
             CommittedTail(self.reader, lambda: wal.state).add,
             committer=shared.committer,
             pace=shared.pace,
+            uploads=shared.uploads,
             hot_dir=hot_dir,
             observer=observer,
         )

@@ -26,7 +26,6 @@ import msgspec
 from tidelog.storage.cluster.entry_announcer import Announcer
 from tidelog.storage.cluster.liveness import Member, first_trusted
 from tidelog.storage.cluster.membership import Membership
-from tidelog.storage.cluster.merged_drafts import merge, not_after_ms, refer
 from tidelog.storage.cluster.messages import (
     EntryAnnouncement,
     ForwardOutcomeUnknown,
@@ -61,9 +60,10 @@ from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception, wait_for
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.outcome import Outcome
-from tidelog.storage.store.object_store import upload
 from tidelog.storage.wal.announced import ANNOUNCED_ENTRY_BYTES_MAX
+from tidelog.storage.wal.chunk_uploads import ChunkUploads, body_bytes
 from tidelog.storage.wal.commit_pace import LEAD_S, NEAR_S, CommitPace, Tick
+from tidelog.storage.wal.merged_drafts import merge, not_after_ms
 from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Committed, WalView
 
@@ -168,6 +168,13 @@ class Sequencer:
         self.counters = SequencerCounters()
         self.announcer = Announcer(membership, wal.clock, transport, settings.handover_timeout_s)
         self.beats = PeerBeats(membership, wal.clock, transport, wal)
+        self.uploads = ChunkUploads(
+            wal,
+            settings,
+            lambda: bool(membership.others),
+            self._inline_bytes_max,
+            self._count_upload,
+        )
         self._tail_objects = tail_objects
         self._number = 0
         self._own: _ForwardedDraft | None = None
@@ -217,23 +224,23 @@ class Sequencer:
         and never will be, Corrupt, CommitUnknown. Make one call at a time.
         """
         self.counters.drafts += 1
+        # A large draft would delay the drafts of all brokers in its entry.
+        draft = await self.uploads.upload_if_large(draft)
         target = self.target
         if target is not None:
             return await self._commit_through(target, draft)
-        if not self.membership.others and not self._queue:
+        is_alone = not self.membership.others and not self._queue
+        if is_alone and math.isinf(not_after_ms(draft)):
             self.counters.commits += 1
             self._pace.begin_entry()
             return await self.wal.commit(draft)  # no peers: one PUT and nothing else
-        # A large draft would delay the drafts of all brokers in its entry.
-        draft = await self._upload_if_large(draft, self.membership.me)
-        size = _body_bytes(draft) + draft.header_bytes
+        size = body_bytes(draft) + draft.header_bytes
         waiting = self._enqueue(draft, None, size, self._pace.until_s)
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
         return outcomes
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
-        draft = await self._upload_if_large(draft, target)
         # A copy of this process (on a cloned machine) uses the same numbers. `apply` skips a
         # draft whose number is already in the log.
         self.wal.clone_fence.check_fence()
@@ -250,37 +257,22 @@ class Sequencer:
         finally:
             self._own = None
 
-    def _message_bytes_max(self, target: Member) -> int:
-        """Return the size of the largest draft that goes to `target` as a message.
+    def _inline_bytes_max(self) -> int:
+        """Return the size of the largest draft whose bytes go with it, not in uploads.
 
         An upload costs a PUT and delays the draft. The drafts of all brokers must fit into the
-        queue, and bytes between zones have a price.
+        queue of the sequencer, and bytes between zones have a price.
         """
-        share = self.settings.queue_bytes_max // (2 * (1 + len(self.membership.others)))
-        bytes_max = min(self.settings.handover_bytes_max, share)
-        is_near = target.zone_name == self.membership.me.zone_name
+        settings, me = self.settings, self.membership.me
+        if not self.membership.others:
+            return settings.alone_bytes_max
+        share = settings.queue_bytes_max // (2 * (1 + len(self.membership.others)))
+        bytes_max = min(settings.handover_bytes_max, share)
+        is_near = (self.target or me).zone_name == me.zone_name
         return bytes_max if is_near else min(bytes_max, BETWEEN_ZONES_BYTES_MAX)
 
-    async def _upload_if_large(self, draft: Draft, target: Member) -> Draft:
-        """Return the draft; if it is large, upload its chunks and refer to the upload.
-
-        **On a crash**: an object is left that no entry names; collection deletes it.
-
-        A suspended process or a late message does no harm. Collection deletes the upload only after
-        an entry whose elapsed time is past `end_ms`, a time in the upload's key. A broker that
-        makes an entry has applied all entries before this entry, so it names no upload that may be
-        deleted.
-        """
-        if _body_bytes(draft) <= self._message_bytes_max(target):
-            return draft
+    def _count_upload(self) -> None:
         self.counters.uploads += 1
-        state = self.wal.state
-        is_first = state.level == format_levels.FIRST
-        now_ms = max(state.time_ms, self.clock.now_ms()) if is_first else state.elapsed_ms
-        end_ms = now_ms + int(state.bounds.now.wal_retention_ms / 2)
-        key = object_keys.data(self.clock.new_id().hex(), end_ms)
-        await upload(self.wal.store, key, draft.bodies)
-        return refer(draft, key)
 
     async def _forward(self, target: Member, own: _ForwardedDraft) -> None:
         """Forward the draft once. It is then done, in doubt, or certainly not with the peer."""
@@ -481,7 +473,7 @@ class Sequencer:
         size = header_bytes = 0
         for waiting in self._queue:
             size += waiting.size
-            header_bytes += waiting.size - _body_bytes(waiting.draft)
+            header_bytes += waiting.size - body_bytes(waiting.draft)
             is_large = size > self.settings.entry_bytes_max
             if batch and (is_large or header_bytes > draft_header_bytes_max()):
                 break
@@ -634,7 +626,3 @@ class Sequencer:
 
 def _tick_in(seconds: float) -> Tick:
     return Tick(math.ceil(seconds * 1000))
-
-
-def _body_bytes(draft: Draft) -> int:
-    return sum(len(body) for body in draft.bodies)

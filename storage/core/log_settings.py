@@ -107,6 +107,14 @@ class SequencerSettings(NamedTuple):
     handover_bytes_max: int = 4 * 1024 * 1024
     """For a larger draft, the broker first uploads the chunks. The draft refers to the upload. To a
     sequencer in another zone, drafts are uploaded from 256 KiB on."""
+    alone_bytes_max: int = 16 * 1024 * 1024
+    """The same for a broker without peers. A PUT of so many bytes takes as long as uploads in parts
+    and the PUT of an entry that names them, and is cheaper."""
+    upload_bytes: int = 8 * 1024 * 1024
+    """Bytes of one upload; larger drafts have several. More would take longer, and each PUT has a
+    price: $0.60 per TB at this size, at S3's prices."""
+    uploads_max: int = 8
+    """Uploads of a broker at the same time."""
     entry_bytes_max: int = 64 * 1024 * 1024
     queue_bytes_max: int = 64 * 1024 * 1024
     """Bound of the drafts that wait here. Above it, this broker refuses drafts of peers, and the

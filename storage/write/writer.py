@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec.entry import draft_header_bytes_max
+from tidelog.storage.codec.entry import Draft, draft_header_bytes_max
 from tidelog.storage.core.actions import RetireHotLog
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -44,13 +44,16 @@ from tidelog.storage.runtime.tasks import (
 from tidelog.storage.runtime.tracer_interface import NO_OBSERVER, Observer
 from tidelog.storage.state.idempotency_records import another_request, recall
 from tidelog.storage.state.outcome import Outcome
+from tidelog.storage.wal.chunk_uploads import ChunkUploads
 from tidelog.storage.wal.commit_pace import NEAR_S, CommitPace
+from tidelog.storage.wal.merged_drafts import merge
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.flush_classes import OpenClasses
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered
 from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 from tidelog.storage.write.requests import AppendRequest, check_timestamps
+from tidelog.storage.write.segment_parts import BegunPart, EncodedPart, SegmentParts
 from tidelog.storage.write.set_aside_requests import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal
 
@@ -74,10 +77,10 @@ class WriterCounters:
     batch_records: Histogram = field(default_factory=lambda: Histogram(COUNTS))
     batch_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
 
-    def flushed(self, requests: int, encoded: EncodedDraft, seconds: float) -> None:
+    def flushed(self, requests: int, draft: Draft, seconds: float) -> None:
         """Count a flush of `requests` requests, whose commit took `seconds`."""
-        size = sum(map(len, encoded.draft.bodies))
-        records = sum([chunk.rows for chunk in encoded.draft.chunks])
+        size = sum([chunk.size for chunk in draft.chunks])
+        records = sum([chunk.rows for chunk in draft.chunks])
         self.flushes += 1
         self.flush_bytes += size
         self.records += records
@@ -122,10 +125,14 @@ class Writer:
         *,
         committer: Committer | None = None,
         pace: CommitPace | None = None,
+        uploads: ChunkUploads | None = None,
         hot_dir: Path | None = None,
         observer: Observer = NO_OBSERVER,
     ) -> None:
-        """`committer` is the WAL view unless it is given. Without `hot_dir`, acks=1 is acks=all."""
+        """`committer` is the WAL view unless it is given. Without `hot_dir`, acks=1 is acks=all.
+
+        Without `uploads`, all records of a flush go to the committer.
+        """
         self.wal = wal
         self.clock = wal.clock
         self.settings = settings
@@ -149,6 +156,7 @@ class Writer:
         self._open_bytes = 0
         self._classes = OpenClasses()
         self._pace = pace or CommitPace(wal.clock, PaceSettings())
+        self._parts = SegmentParts(wal.clock.new_id, settings.codec, uploads)
         self._expected = 0  # waiting requests, once the clients of the last flush send the next
         self._opened_s = 0.0
         self._waiters = Waiters(settings.answer_timeout_s, lambda: wal.state)
@@ -184,6 +192,7 @@ class Writer:
             await self.task
         if self._watch is not None:
             self._watch.cancel()
+        self._parts.drop()
         if self.hot_log is not None:
             await self.hot_log.close(is_drained=not self._open and not self.refused)
 
@@ -192,6 +201,7 @@ class Writer:
         tasks = [task for task in (self.task, self._watch) if task is not None]
         for task in tasks:
             task.cancel()
+        self._parts.drop()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.hot_log is not None:
             await self.hot_log.close(is_drained=False)
@@ -317,7 +327,7 @@ class Writer:
             refusal = state.tail_chunks.refusal(request.chunks(), state.access.quota)
             if refusal is not None:
                 raise refusal
-        is_over = self.buffered_bytes + request.cost > self.settings.buffer_bytes_max
+        is_over = self._left_bytes < request.cost
         if is_over and self.buffered_bytes:  # an empty buffer accepts any request
             self.counters.throttled += 1
             raise Throttled(
@@ -337,6 +347,9 @@ class Writer:
         self._wake.set()
         if self._classify(request) or self._open_bytes >= self.settings.flush_bytes:
             self._is_due_earlier.set()
+        is_behind = self._flushing_s is not None
+        if self._parts.is_due(self._open_bytes, self._left_bytes, is_behind=is_behind):
+            self._begin_part()
         if request.hot is None:  # requests of the hot log are committed without a time limit
             self._waiters.limit(waiter, self.clock.boot_s() + self.settings.answer_timeout_s)
         return waiter
@@ -366,6 +379,8 @@ class Writer:
         withdrawn = {request: None for request in self._open if request in overdue}
         self._open = [request for request in self._open if request not in overdue]
         self._open_bytes -= sum(request.size for request in withdrawn)
+        if withdrawn:
+            self._parts.drop()
         for request in withdrawn:
             why = f"request timed out {delay} in the write queue; nothing was written"
             self.answer(request, [], Unavailable(why))
@@ -373,6 +388,19 @@ class Writer:
             if request not in withdrawn:
                 why = f"commit outcome unknown {delay}: retry with the same Idempotency-Key"
                 self._waiters.time_out(request, CommitUnknown(why))
+
+    @property
+    def _left_bytes(self) -> int:
+        """Return the bytes of memory that the write buffer has left."""
+        return self.settings.buffer_bytes_max - self.buffered_bytes - self._parts.bytes
+
+    def _begin_part(self) -> None:
+        """Begin to upload a part of the open segment (write.segment_parts)."""
+        with surviving(log, "an upload ahead of its flush"):  # the caller's request is enqueued
+            if self.refused or self.fitting(self._open) < len(self._open):
+                self._parts.wait_for_flush()
+            else:
+                self._parts.begin(self._open)
 
     # -- flushing
 
@@ -435,6 +463,7 @@ class Writer:
 
     def _refuse_held(self) -> None:
         """Refuse requests that must wait for requests of the hot log, which the store refuses."""
+        self._parts.drop()
         self._open, held_requests = self.refused.split(self._open)
         self._open_bytes = sum(request.size for request in self._open)
         cause = f": {self._failures[-1]}" if self._failures else ""
@@ -472,6 +501,7 @@ class Writer:
         """Take the requests that can be flushed now (`refused.split`) and fit into one entry."""
         if not self.refused:
             return self._take_first(self.fitting(self._open))
+        self._parts.drop()
         passing, held_requests = self.refused.split(self._open)
         count = self.fitting(passing)
         self._open = [*passing[count:], *held_requests]
@@ -500,9 +530,10 @@ class Writer:
         """Commit the requests and answer each, even after an error; return whether it succeeded."""
         try:
             with self._observer.flush(requests):
-                segment, outcomes = await self.commit(requests)
-            for answer in segment.answers(outcomes):
-                self.answer(answer.request, answer.placements, answer.error)
+                committed_parts = await self.commit(requests)
+            for part, outcomes in committed_parts:
+                for answer in part.segment.answers(outcomes):
+                    self.answer(answer.request, answer.placements, answer.error)
             self._expected = len(self._open) + len(requests)
             if self.hot_log is not None:
                 marks = [request.hot for request in requests if request.hot is not None]
@@ -522,28 +553,30 @@ class Writer:
 
     async def commit(
         self, requests: list[AppendRequest]
-    ) -> tuple[ClosedSegment, Sequence[Outcome]]:
-        """Commit the requests as one draft.
+    ) -> list[tuple[EncodedPart, Sequence[Outcome]]]:
+        """Commit the requests as one draft; return its parts and their outcomes.
 
         Raises Unavailable if they are definitely not in the WAL, and CommitUnknown after any other
         failure.
         """
+        with self._parts.taken(requests) as begun:
+            return await self._commit_parts(requests, begun)
+
+    async def _commit_parts(
+        self, requests: list[AppendRequest], begun: list[BegunPart]
+    ) -> list[tuple[EncodedPart, Sequence[Outcome]]]:
+        started_s = self.clock.boot_s()
         try:
-            segment = ClosedSegment(requests, self.clock.new_id)
-            codec = self.settings.codec
-            if segment.is_small:
-                encoded = segment.encode(codec)
-            else:
-                encoded = await asyncio.to_thread(segment.encode, codec)
+            parts = await self._parts.encode(requests, begun)
+            draft = merge([part.draft for part in parts])
         except TASK_ENDS:
             raise
         except BaseException as error:  # before the PUT
             log.critical("a flush cannot be encoded", exc_info=error)
             raise Unavailable(f"not written, the flush cannot be encoded: {error!r}") from error
-        started_s = self.clock.boot_s()
         try:
-            with self._observer.commit(encoded.draft):
-                outcomes = await self._committer.commit(encoded.draft)
+            with self._observer.commit(draft):
+                outcomes = await self._committer.commit(draft)
             if any(request.hot is not None for request in requests):
                 # If it raises, the requests stay in the file: a copy may have used their marks.
                 self.wal.clone_fence.check_fence()
@@ -555,14 +588,21 @@ class Writer:
         except BaseException as error:
             log.critical("bug in a commit", exc_info=error)
             raise CommitUnknown(f"the commit failed, its outcome is unknown: {error!r}") from error
+        self.counters.flushed(len(requests), draft, self.clock.boot_s() - started_s)
+        first = 0
+        committed_parts: list[tuple[EncodedPart, Sequence[Outcome]]] = []
+        for part in parts:
+            last = first + len(part.draft.commits)
+            committed_parts.append((part, outcomes[first:last]))
+            first = last
         try:
-            self.counters.flushed(len(requests), encoded, self.clock.boot_s() - started_s)
-            self._on_committed(segment, encoded, outcomes)
+            for part, part_outcomes in committed_parts:
+                self._on_committed(part.segment, part.encoded, part_outcomes)
         except TASK_ENDS:
             raise
         except BaseException as error:  # the tail cache lacks the records: reads use the store
             log.critical("bug after a commit", exc_info=error)
-        return segment, outcomes
+        return committed_parts
 
     def _failed(self, requests: Sequence[AppendRequest], error: LogError) -> None:
         """Answer callers that wait for the commit; keep acknowledged requests for further attempts.

@@ -30,6 +30,7 @@ from tests.sim import (
     idle_mutations,
     level_mutations,
     pace_mutations,
+    upload_mutations,
     wal_mutations,
 )
 from tests.sim.backups import simulate_backups
@@ -43,7 +44,6 @@ from tests.sim.runs import Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.newest_per_key import Latest
-from tidelog.storage.cluster.merged_drafts import refer
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.codec.entry import Draft, Entry
 from tidelog.storage.core import object_keys
@@ -61,6 +61,8 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.idempotency_records import IdempotencyRecords
 from tidelog.storage.state.producers import Producers
+from tidelog.storage.wal.chunk_uploads import ChunkUploads
+from tidelog.storage.wal.merged_drafts import refer
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.requests import AppendRequest
 
@@ -122,15 +124,15 @@ def seeds_needed(mutation: Mutation, seeds: Iterable[int]) -> tuple[int | None, 
 
 
 def _offset_before_the_bytes() -> list[Patch]:
-    async def upload(self: Sequencer, draft: Draft, _: object) -> Draft:
+    async def upload(self: ChunkUploads, draft: Draft) -> Draft:
         if not draft.bodies:
             return draft
-        key = object_keys.data(self.clock.new_id().hex(), self.clock.now_ms() + 3_600_000)
+        key = object_keys.data(self.wal.clock.new_id().hex(), self.wal.clock.now_ms() + 3_600_000)
         uploading = asyncio.create_task(self.wal.store.create(key, draft.bodies))
         uploading.add_done_callback(lambda future: future.cancelled() or future.exception())
-        return refer(draft, key)
+        return refer(draft, [(key, draft.bodies)])
 
-    return [(Sequencer, "_upload_if_large", upload)]
+    return [(ChunkUploads, "upload_if_large", upload)]
 
 
 def _timeout_is_a_no() -> list[Patch]:
@@ -429,6 +431,7 @@ MUTATIONS = (
     *itertools.starmap(Mutation, level_mutations.MUTATIONS),
     *itertools.starmap(Mutation, clock_mutations.MUTATIONS),
     *itertools.starmap(Mutation, pace_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, upload_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation(
         "a seal goes on with the topic of an old view", _sealed_by_an_old_view, ("sleepers",), 60

@@ -143,10 +143,8 @@ class Cluster:
         settings: LogSettings = SETTINGS,
         *,
         latency: Callable[[Call], float] | None = None,
-        store_type: type[FaultyStore] = FaultyStore,
     ) -> None:
         self.settings = settings
-        self._store_type = store_type
         self.latency = latency
         self.store = TimedStore()
         self.net = Net()
@@ -174,7 +172,7 @@ class Cluster:
         self._started += 1
         number = self._started
         clock = ManualClock(1000 + number, loop_time=asyncio.get_running_loop().time)
-        store = self._store_type(self.store, latency=self.latency)
+        store = FaultyStore(self.store, latency=self.latency)
         settings = self.settings._replace(**replaced)
         address = f"http://b{number}"
         log = await Broker.open(

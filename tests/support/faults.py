@@ -30,10 +30,14 @@ class Fault(enum.Enum):
 
 
 class Call(NamedTuple):
-    """One call as it was made; `key` is the prefix of a listing, the first key of a delete."""
+    """One call as it was made; `key` is the prefix of a listing, the first key of a delete.
+
+    `size` is the number of bytes that a create stores.
+    """
 
     verb: str
     key: str
+    size: int = 0
 
 
 class Answered(NamedTuple):
@@ -178,7 +182,7 @@ class FaultyStore:
         )
 
     async def create(self, key: str, parts: Sequence[Part]) -> Created:
-        call = Call("create", key)
+        call = Call("create", key, sum(map(len, parts)))
         fault = await self._reach(call)
         body = [bytes(part) for part in parts]
         match fault:

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
-from tidelog.storage.cluster.merged_drafts import merge, refer
 from tidelog.storage.cluster.messages import (
     EntryAnnouncement,
     decode_announcements,
@@ -23,6 +22,7 @@ from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.state.applied_drafts import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
+from tidelog.storage.wal.merged_drafts import merge, not_after_ms, refer
 
 TOPIC = "a" * 32
 
@@ -101,9 +101,28 @@ def test_a_draft_goes_over_as_it_is() -> None:
     assert merge([draft_of([b"x"], "p", 1), decoded_draft]).commits[2].principal == "User:alice"
     assert decoded_draft._replace(bodies=[]) == draft._replace(bodies=[])
     assert b"".join(decoded_draft.bodies) == b"onetwo"
-    referred = refer(draft, object_keys.data("aa01", 7))
+    keys = [object_keys.data("aa01", 7), object_keys.data("bb02", 9)]
+    referred = refer(draft, [(keys[0], draft.bodies)])
     assert decode_forwarded(encode_forwarded(referred)).draft == referred
-    assert [chunk.position for chunk in referred.chunks] == [0, 3]
+    assert [(chunk.data, chunk.position) for chunk in referred.chunks] == [
+        (keys[0], 0),
+        (keys[0], 3),
+    ]
+    referred = refer(draft, [(keys[0], draft.bodies[:1]), (keys[1], draft.bodies[1:])])
+    assert decode_forwarded(encode_forwarded(referred)).draft == referred
+    assert [(chunk.data, chunk.position) for chunk in referred.chunks] == [
+        (keys[0], 0),
+        (keys[1], 0),
+    ]
+    assert not_after_ms(referred) == 7
+    mixed = merge([referred._replace(origins=()), draft._replace(origins=())])
+    assert [(chunk.data, chunk.position) for chunk in mixed.chunks] == [
+        (keys[0], 0),
+        (keys[1], 0),
+        ("", 0),
+        ("", 3),
+    ]
+    assert mixed.bodies == draft.bodies
 
 
 def test_a_damaged_draft_is_not_taken() -> None:

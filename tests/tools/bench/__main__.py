@@ -14,7 +14,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.tools.bench import brokers, costs, failover, groups, pace, publish, replay
+from tests.tools.bench import (
+    brokers,
+    costs,
+    failover,
+    groups,
+    pace,
+    publish,
+    replay,
+    throughput,
+)
 from tests.tools.bench.maintenance import merging
 from tests.tools.bench.rates import fetch, latency, partitions, produce, sealing, sustained
 from tests.tools.bench.report import Table, table
@@ -29,6 +38,7 @@ PARTS = {
     "groups": groups,
     "brokers": brokers,
     "pace": pace,
+    "throughput": throughput,
     "replay": replay,
     "failover": failover,
     "care": merging,

@@ -7,7 +7,6 @@ other parts.
 """
 
 import asyncio
-import math
 import random
 import statistics
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tests.support.cluster import SETTINGS, Cluster
 from tests.support.faults import Call
 from tests.support.vloop import run
 from tests.tools.bench.report import Row
+from tests.tools.bench.simulated_load import lognormal_s
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 
@@ -73,8 +73,7 @@ def latency_of(draws: random.Random) -> Callable[[Call], float]:
             for (verb, prefix), ms in LATENCIES_MS.items()
             if call.verb.startswith(verb) and call.key.startswith(prefix)
         )
-        sigma = math.log(p99 / p50) / statistics.NormalDist().inv_cdf(0.99)
-        return draws.lognormvariate(math.log(p50 / 1000), sigma)
+        return lognormal_s(draws, p50, p99)
 
     return draw
 

@@ -25,7 +25,7 @@ from tests.golden.make import (
     rows_of_json,
 )
 from tests.tools.fuzz.target import Target, u32
-from tidelog.storage.cluster import merged_drafts, messages
+from tidelog.storage.cluster import messages
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardDraft
 from tidelog.storage.codec import checksum, record_columns
@@ -43,6 +43,7 @@ from tidelog.storage.tables import delta_json, manifest
 from tidelog.storage.tables.manifest import ManifestVersion
 from tidelog.storage.wal import wal_objects
 from tidelog.storage.wal.announced import AnnouncedEntries
+from tidelog.storage.wal.merged_drafts import merge
 from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.write import hot_log_file
 
@@ -381,7 +382,7 @@ def check_hand_over(data: bytes) -> None:
             continue
         again = messages.encode_forwarded(draft, wait_ms)
         assert messages.decode_forwarded(again) == (draft, wait_ms)
-        merged = merged_drafts.merge([draft, draft])
+        merged = merge([draft, draft])
         head = (format_levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000)
         entry = Entry(*head, merged.chunks, merged.commits, list(merged.origins))
         decoded = entries.decode(_entry_bytes(entry), KEY, seq=SEQ, previous=None)
