@@ -77,6 +77,8 @@ class ChunkUploads:
         an entry whose elapsed time is past the time in the upload's key. A broker that makes an
         entry has applied all entries before this entry, so it names no upload that may be deleted.
         """
+        if not draft.bodies:
+            return draft
         self._on_upload()
         objects = parts(draft, self.settings.upload_bytes)
         keys = await together(*map(self._upload, objects))

@@ -53,7 +53,7 @@ def parts(draft: Draft, part_bytes: int) -> list[list[Part]]:
     objects: list[list[Part]] = [[]]
     size = 0
     for body in draft.bodies:
-        if size and size >= left_bytes / left_objects:
+        if size and len(body) and size >= left_bytes / left_objects:
             left_bytes, left_objects, size = left_bytes - size, max(left_objects - 1, 1), 0
             objects.append([])
         objects[-1].append(body)

@@ -39,6 +39,9 @@ WRONG_CLOCKS = 0.5
 of level 1 have no jumps: there, all ages are by the greatest time of any clock."""
 YEAR_MS = 365 * 86_400_000
 
+PARTS = 0.7
+"""How many of the worlds with large drafts upload them in parts, begun while segments are open."""
+
 HASTY, HASTY_SLEEPERS = 0.3, 0.5
 """How many worlds, and how many with suspended processes, have maintenance commands whose own WAL
 retention is 0. There, a view outlives most stops."""
@@ -222,10 +225,30 @@ def plan_of(seed: int) -> Plan:
                 wal=often, writer=settings.writer._replace(answer_timeout_s=100.0)
             ),
         )
+    if plan.settings.sequencer.handover_bytes_max < 1000:
+        plan = _in_parts(plan, random.Random(f"parts {seed}"))
     if has_tables and random.Random(f"deletions {seed}").random() < DELETIONS:
         plan = plan._replace(is_deleted=True)
     if kind != "groups":
         return plan
     return plan._replace(
         features=frozenset(feature for feature in FEATURES if draws.random() < 0.4)
+    )
+
+
+def _in_parts(plan: Plan, draws: random.Random) -> Plan:
+    """The world with uploads of a few records, some of which end with their broker."""
+    if draws.random() >= PARTS:
+        return plan
+    settings = plan.settings
+    sequencer = settings.sequencer._replace(
+        alone_bytes_max=draws.choice([100, 1000]),
+        upload_bytes=draws.choice([1, 100]),
+        uploads_max=draws.choice([1, 8]),
+    )
+    # Requests that wait for the interval make parts, too.
+    writer = settings.writer._replace(flush_interval_ms=draws.choice([0, 300]))
+    return plan._replace(
+        settings=settings._replace(sequencer=sequencer, writer=writer),
+        troubles=(*plan.troubles, "half uploaded"),
     )

@@ -167,6 +167,8 @@ class Run:
             case "uploaded" if broker is not None:
                 process, clock = broker.process, broker.clock
                 broker.way.on_upload = lambda: self._stop_alone(process, clock)
+            case "half uploaded" if broker is not None:
+                broker.way.on_upload = lambda: self._kill_soon(broker)
             case "skew" if broker is not None:
                 skew_ms = draws.choice([3000, 3000, 3000, SKEW_MS_MAX])
                 broker.clock.skew_ms = draws.randrange(-skew_ms, skew_ms)
@@ -213,6 +215,16 @@ class Run:
     def _restart(self, broker: Broker) -> None:
         slot = int(broker.name[1:].partition(".")[0])
         _ = self.world.later(self.draws.expovariate(1.0), self._start, slot)
+
+    def _kill_soon(self, broker: Broker) -> None:
+        """Not at once: this is a step of the broker's process."""
+
+        def kill() -> None:
+            if not broker.process.is_dead:
+                self.world.kill(broker)
+                self._restart(broker)
+
+        _ = self.world.later(0.0, kill)
 
     def _start(self, slot: int) -> None:
         """Unless one is there."""
