@@ -177,7 +177,7 @@ def _sequencer(stats: BrokerStats) -> tuple[Series, ...]:
         ),
         ("drafts_taken", "drafts accepted from peers", own.taken),
         ("drafts_not_taken", "drafts from peers refused", own.not_taken),
-        ("drafts_uploaded", "large drafts uploaded before they were forwarded", own.uploads),
+        ("drafts_uploaded", "large drafts and parts of flushes that were uploaded", own.uploads),
         ("wakeups_sent", "announcements sent to peers, each of one or more entries", sent.sent),
         ("wakeups_failed", "announcements that did not arrive", sent.failed),
         ("wakeups_received", "entries announced by peers", sent.received),

@@ -9,7 +9,7 @@ from tests.sim.plans import Plan
 from tidelog.storage.cluster import sequencer
 from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core.log_settings import SequencerSettings
-from tidelog.storage.wal import chunk_uploads
+from tidelog.storage.wal import chunk_uploads, merged_drafts
 from tidelog.storage.wal.chunk_uploads import ChunkUploads
 from tidelog.storage.write.segment_parts import BegunPart, EncodedPart, SegmentParts
 
@@ -26,7 +26,7 @@ def _parts_backwards() -> list[Patch]:
 
 
 def _keys_backwards() -> list[Patch]:
-    real = chunk_uploads.refer
+    real = merged_drafts.refer
 
     def refer(draft: Draft, objects: Sequence[tuple[str, Any]]) -> Draft:
         keys = [key for key, _ in reversed(objects)]

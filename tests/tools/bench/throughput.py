@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.tools.bench.report import Row
 from tests.tools.bench.simulated_load import Load, Measured, simulate
 
-MOST = (Load(brokers=1, mb_s=150), Load(brokers=3, mb_s=450))
+MOST = (Load(brokers=1, mb_s=150), Load(brokers=3, mb_s=480))
 """More than the brokers must take: their answers are late if they do not take it."""
 LITTLE = tuple(
     Load(brokers, mb_s=10, interval_ms=interval_ms)
