@@ -81,7 +81,7 @@ class Traces:
         facts = {
             "tidelog.commits": len(draft.commits),
             "tidelog.chunks": len(draft.chunks),
-            "tidelog.bytes": sum(map(len, draft.bodies)),
+            "tidelog.bytes": sum(chunk.size for chunk in draft.chunks),
         }
         with self.tracer.start_as_current_span("commit", attributes=facts) as span:
             self._committing = span

@@ -41,7 +41,9 @@ _SETTINGS = LogSettings(
     wal=WalSettings(Bounds(2000, *_GRACE), checkpoint_entries=4, checkpoint_interval_s=0.0),
     writer=WriterSettings(answer_timeout_s=4.0),
     membership=MembershipSettings(heartbeat_interval_s=0.5, member_timeout_s=1.5),
-    sequencer=SequencerSettings(handover_timeout_s=0.3, handover_bytes_max=200),
+    sequencer=SequencerSettings(
+        handover_timeout_s=0.3, handover_bytes_max=200, alone_bytes_max=200, upload_bytes=1
+    ),
     is_sealing=False,
 )
 

@@ -25,7 +25,7 @@ from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.errors import CommitUnknown, Throttled, Unavailable
-from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.log_settings import LogSettings, PaceSettings
 from tidelog.storage.core.model import Acks
 from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.wal import merged_drafts
@@ -231,8 +231,9 @@ async def test_a_broker_alone_does_without_uploads() -> None:
 
 
 async def test_i6_request_that_times_out_in_a_part_is_not_written() -> None:
-    writer = UPLOADS.writer._replace(flush_interval_ms=0, answer_timeout_s=4.0)
-    async with Cluster(UPLOADS._replace(writer=writer), latency=lambda _: PUT_S) as cluster:
+    writer = UPLOADS.writer._replace(answer_timeout_s=4.0)
+    settings = UPLOADS._replace(writer=writer, pace=PaceSettings())
+    async with Cluster(settings, latency=lambda _: PUT_S) as cluster:
         broker = await begun(cluster, 1)
         gate = logs.store_of(broker).hold("create", object_keys.wal(broker.state.seq + 1))
         early = await sent(broker, range(1))
