@@ -54,7 +54,7 @@ class Pending:
         self.task: asyncio.Task[Any] | None = None
         """The task that serves the request; None when it has ended (`KafkaConnection._done`)."""
         self.has_left = False
-        """Whether the client has left: nobody takes the answer."""
+        """Whether the client has left, so that its answer is not used."""
         self.is_later = False
         """Whether a `Later` will give the answer."""
         self.started_s = time.perf_counter()
