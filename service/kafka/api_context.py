@@ -70,9 +70,10 @@ class Context:
     ) -> EncodedAnswer:
         """Build a wide answer in a thread, in turns by principal.
 
-        Its parts use many times the memory of its bytes, so few are built at a time.
+        Its parts use many times the memory of its bytes, so few are built at a time. After a
+        cancellation, it waits until the thread uses them no longer: the request holds their memory.
         """
-        return EncodedAnswer([await self.threads.run(rights, 0, lambda: b"".join(encode()))])
+        return EncodedAnswer([await self.threads.run_to_end(rights, lambda: b"".join(encode()))])
 
     def failed(self, api: str, error: BaseException) -> None:
         """Log an exception that no handler expects."""

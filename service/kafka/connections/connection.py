@@ -102,6 +102,7 @@ class KafkaConnection:
         server.admission.leave(self)
         server.memory.leave(self)
         for pending in self._begun:
+            pending.has_left = True
             if pending.task is not None:
                 if pending.api.is_waiting:
                     pending.task.cancel()
@@ -380,6 +381,13 @@ class KafkaConnection:
         self.advance()
 
     def _done(self, pending: Pending, result: "asyncio.Future[Any]") -> None:
+        """Take the end of a request's task.
+
+        A task keeps the error that ended it, also its cancellation. The frames of the error name
+        the request. If the request named the task, the bytes would stay until a garbage collection,
+        though their memory is given back.
+        """
+        pending.task = None
         if result.cancelled():
             if not self._is_closed:
                 self._end("cancelled")

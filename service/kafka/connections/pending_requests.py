@@ -23,6 +23,7 @@ class Pending:
         "decoded_bytes",
         "decoded_owner",
         "frame",
+        "has_left",
         "is_later",
         "owner",
         "size",
@@ -51,6 +52,9 @@ class Pending:
         self.decoded_bytes = 0
         """The bytes that the request holds of `RequestMemory.decoded`."""
         self.task: asyncio.Task[Any] | None = None
+        """The task that serves the request; None when it has ended (`KafkaConnection._done`)."""
+        self.has_left = False
+        """Whether the client has left, so that its answer is not used."""
         self.is_later = False
         """Whether a `Later` will give the answer."""
         self.started_s = time.perf_counter()
@@ -60,6 +64,8 @@ async def served_large(
     context: Context, pending: Pending, position: int, call: Callable[[Pending, Any], Any]
 ) -> Any:
     """Decode a large request in a thread, call its handler, and encode the answer in a thread.
+
+    If the client has left meanwhile, the answer is not encoded.
 
     The handler runs in the same task: a cancellation cannot come between its end and its result,
     which may hold memory.
@@ -71,7 +77,7 @@ async def served_large(
     result = call(pending, request)
     if isinstance(result, Awaitable):
         result = await result
-    if result is None or isinstance(result, EncodedAnswer):
+    if result is None or isinstance(result, EncodedAnswer) or pending.has_left:
         return result
     encoded = await context.encoded(rights, partial(api.encode, result, version))
     return encoded._replace(throttle_s=throttle_s_of(result))

@@ -17,6 +17,7 @@ from tests.support.cluster import SETTINGS, Cluster
 from tests.support.faults import Call, Fault
 from tests.support.maintenance import assert_clean, caring
 from tests.support.properties import examples
+from tests.support.records import rows
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.broker import Broker
@@ -288,6 +289,7 @@ async def test_many_partitions_make_no_small_chunks() -> None:
 AGING: LogSettings = UPLOADS._replace(
     wal=UPLOADS.wal._replace(bounds=Bounds(30_000, 120_000)),
     writer=UPLOADS.writer._replace(answer_timeout_s=10_000.0),
+    pace=PaceSettings(commits_per_minute=int(60 / INTERVAL_S), commits_burst=1),
 )
 """An upload may wait for its entry for a minute; after half of it, it is made again."""
 
@@ -299,7 +301,10 @@ async def test_i9_part_that_became_old_is_uploaded_again() -> None:
         await asyncio.sleep(1.0)
         assert uploads(broker) == 2
         cluster.sequencer().clock.skew_ms = 60_000  # elapsed time follows it
-        await logs.append(cluster.sequencer(), "other")
+        sequencer = cluster.sequencer()
+        await sequencer.records.append(
+            sequencer.state.topic("t"), [(0, rows("other"))], size=5, is_json=False, linger_s=0.0
+        )
         await asyncio.gather(*requests)
         assert uploads(broker) > 3
         async with caring(cluster.store) as care:

@@ -29,6 +29,8 @@ from tidelog.service.kafka.messages import (
 from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
 
 ASKERS = 40
+STAYS_S = 0.0, 0.02, 0.06, 0.12
+"""How long a client stays that leaves: until its request is read, decoded, or served in part."""
 
 
 def made_wide(broker: Broker, scale: float) -> int:
@@ -131,12 +133,12 @@ def client_ids(scale: float, broker: Broker) -> str:
 
 
 def leaving(name: str, scale: float, broker: Broker) -> str:
-    """Send large requests, and close the connection at once, again and again."""
+    """Send large requests, and close the connection soon, again and again."""
     made_wide(broker, scale)
     data = long_arrays(scale)[name]()
-    for _ in range(scaled(300, scale, 5)):
+    for number in range(scaled(300, scale, 5)):
         with open_connections(broker, [data]):
-            time.sleep(0.02)
+            time.sleep(STAYS_S[number % len(STAYS_S)])
     return ""
 
 
