@@ -55,9 +55,10 @@ from tidelog.storage.seal.uploads import CommitUploads, Uploader
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.topic import Topic
+from tidelog.storage.store.moments import Moment
 from tidelog.storage.tables.manifest import ManifestConflict, Table, lost_app_id, seal_app_id
 from tidelog.storage.tables.open_tables import OpenTables
-from tidelog.storage.wal.view_age import Freshness, Moment
+from tidelog.storage.wal.view_age import Freshness
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer
 
@@ -386,7 +387,7 @@ class Sealer:
         # Read the sealed ends before the table. In between, the view may apply the seal of another
         # sealer. A table that was read before it would look as if it had lost that seal.
         bases = {number: topic.partitions[number].sealed_end for number in ends}
-        table = await self._tables.checked(topic)
+        table = await self._table(topic, bases)
         # `checked` may load the view again. `topic` is then of the old view, without the records
         # that came since, and a table that has them would seem to have other records than the WAL.
         topic = self._tables.topic_of_id(topic.topic_id) or topic
@@ -400,8 +401,9 @@ class Sealer:
             files = await self._commit(topic, table, work)
         except ManifestConflict as conflict:
             self.counters.conflicts += 1
-            log.info("another sealer was faster on %s: %s", topic.name, conflict)
+            log.info("another commit was faster on %s: %s", topic.name, conflict)
             ends.clear()
+            await self._tables.checked(topic)  # it may have been another program's
             return 0
         reached = {file.partition: file.end_offset for file in files}
         for number, base in bases.items():
@@ -416,6 +418,19 @@ class Sealer:
         self.counters.rows += rows
         self.counters.bytes += sum(file.size for file in files)
         return rows
+
+    async def _table(self, topic: Topic, bases: Mapping[int, int]) -> Table:
+        """Return the topic's table, checked.
+
+        Its loaded version will do if it is at the sealed ends: the commit above it fails if it is
+        not the newest, so a seal needs no look at the store before its commit.
+        """
+        table = await self._tables.checked(topic, is_newest=False)
+        app_ids = {seal_app_id(number): base for number, base in bases.items()}
+        versions = await table.transaction_versions(list(app_ids))
+        if all((versions[app_id] or 0) == base for app_id, base in app_ids.items()):
+            return table
+        return await self._tables.checked(topic)
 
     @contextlib.asynccontextmanager
     async def _preparing(

@@ -51,6 +51,12 @@ class DeltaRequests:
             self._count("get", COMMIT_READS * CHECKPOINT_INTERVAL)
             self._count("put", 2)
 
+    def count_checkpoint(self, version: int) -> None:
+        """Count a checkpoint of the newest version that is not part of a commit."""
+        self.count_open(version)
+        self._count("list")
+        self._count("put", 2)
+
     def count_transaction_search(self, version: int) -> None:
         """Count the search for the version of a transaction in all commits since a checkpoint."""
         self._count("get", _uncovered(version))
