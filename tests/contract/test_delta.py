@@ -22,8 +22,8 @@ from tidelog.storage.core.errors import CommitUnknown, StoreUnfit, TableInDoubt,
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.s3 import S3Store
 from tidelog.storage.store.s3_options import S3Options
-from tidelog.storage.tables import delta as table
 from tidelog.storage.tables import commit_put, delta_json, delta_log
+from tidelog.storage.tables import delta as table
 from tidelog.storage.tables.delta import DeltaManifest, open_table
 from tidelog.storage.tables.manifest import ManifestConflict, Table, seal_app_id
 
