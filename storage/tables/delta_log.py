@@ -139,8 +139,9 @@ async def transactions_at(
 
 
 def _transactions_in(checkpoint: bytes) -> dict[str, int]:
-    columns = ["txn.appId", "txn.version"]
-    column: Any = pq.read_table(pa.BufferReader(checkpoint), columns=columns).column("txn")
+    # Not `pq.read_table`: of some files it returns the fields without the column around them.
+    file = pq.ParquetFile(pa.BufferReader(checkpoint))
+    column: Any = file.read(columns=["txn.appId", "txn.version"]).column("txn")
     app_ids, versions = (pc.struct_field(column, name).to_pylist() for name in ("appId", "version"))
     pairs = zip(app_ids, versions, strict=True)
     return {app_id: version for app_id, version in pairs if app_id is not None}

@@ -109,7 +109,7 @@ def _columns_of(checkpoint: bytes | None) -> dict[str, pa.Array]:
     """Return the rows of each kind of action."""
     if checkpoint is None:
         return {field.name: pa.array([], field.type) for field in SCHEMA}
-    table = pq.read_table(pa.BufferReader(checkpoint))
+    table = pq.ParquetFile(pa.BufferReader(checkpoint)).read()
     for name in set(table.column_names) - set(SCHEMA.names):
         if table.column(name).null_count < table.num_rows:
             raise _Unknown(name)
