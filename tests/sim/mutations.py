@@ -28,6 +28,7 @@ from tests.sim import (
     doubt_mutations,
     failures,
     level_mutations,
+    table_mutations,
     wal_mutations,
 )
 from tests.sim.backups import simulate_backups
@@ -424,6 +425,7 @@ MUTATIONS = (
     Mutation("acks=1 before the disk has it", _promise_before_the_disk, ("disks",), 60),
     *itertools.starmap(Mutation, level_mutations.MUTATIONS),
     *itertools.starmap(Mutation, clock_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, table_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation(
         "a seal goes on with the topic of an old view", _sealed_by_an_old_view, ("sleepers",), 60
