@@ -52,6 +52,7 @@ from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.seal.tables_ahead_of_wal import TablesAhead
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
+from tidelog.storage.state import idle_tails
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.topic import Topic
@@ -135,6 +136,7 @@ class DueTails(NamedTuple):
         factor = 1 if is_own else TAKEOVER_FACTOR
         bytes_max = factor * config.segment_bytes
         before_ms = now_ms - factor * config.segment_ms
+        idle_before_ms = now_ms - factor * idle_tails.idle_ms(topic)
         along_ms = now_ms - config.segment_ms / ALONG_PART
         # A writer's clock was ahead of this one. At level 1 this is no reason: there all later
         # entries have at least the time of that writer.
@@ -145,9 +147,13 @@ class DueTails(NamedTuple):
             if not (tail := partition.tail):
                 continue
             time_ms, nbytes = tail[0].committed_ms, partition.tail_bytes
+            is_old = time_ms <= before_ms and (
+                time_ms <= idle_before_ms or not idle_tails.is_idle(partition)
+            )
             is_due = (
                 nbytes >= bytes_max
-                or not before_ms < time_ms <= after_ms
+                or is_old
+                or time_ms > after_ms
                 or len(tail) >= chunks_max
                 or (
                     is_own

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tidelog.storage.store.object_store import Created
-from tidelog.storage.tables import commit_put, delta
+from tidelog.storage.tables import commit_put
 from tidelog.storage.tables.delta import DeltaManifest
 from tidelog.storage.tables.manifest import ManifestVersion
 
