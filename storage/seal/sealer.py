@@ -45,11 +45,12 @@ from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import AnyAction, Sealed
 from tidelog.storage.core.errors import Corrupt, LogError, TableInDoubt
 from tidelog.storage.core.log_settings import SealerSettings
-from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
+from tidelog.storage.core.model import SKEW_MS_MAX, SegmentFile
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
 from tidelog.storage.seal.encode import TailSegments
+from tidelog.storage.seal.sealed_actions import SealedActions
 from tidelog.storage.seal.tables_ahead_of_wal import TablesAhead
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
 from tidelog.storage.state import idle_tails
@@ -60,7 +61,6 @@ from tidelog.storage.store.moments import Moment
 from tidelog.storage.tables.manifest import ManifestConflict, Table, lost_app_id, seal_app_id
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.view_age import Freshness
-from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer
 
 TAKEOVER_FACTOR = 2
@@ -189,8 +189,6 @@ TOPICS_MAX = 16
 """Topics that a broker seals at the same time. Most of a small seal is waiting for the store."""
 PARTITIONS_A_SLICE = 5000
 """Partitions that are checked at once, in ~0.5 us each, before the event loop runs other work."""
-ACTIONS_MAX = 1000
-"""Maximum number of `Sealed` actions in one entry: `apply` takes ~3 us for each."""
 
 
 @dataclass
@@ -246,6 +244,7 @@ class Sealer:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._topics = asyncio.Semaphore(TOPICS_MAX)
         self._under_way: set[str] = set()
+        self._actions = SealedActions(writer, settings.sealed_wait_s)
         self.damaged: dict[tuple[str, int], Corrupt] = {}
         """Why the tail of a partition cannot be sealed, by topic id and partition, as the last seal
         found. The partition stays here until a seal succeeds, or until its tail is not due."""
@@ -273,6 +272,7 @@ class Sealer:
                 with surviving(log, "looking for tails to seal"):
                     await self._begin_due(state_of(), tasks)
         except asyncio.CancelledError:
+            self._actions.send()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -313,7 +313,7 @@ class Sealer:
     async def _try(self, topic: Topic, numbers: Sequence[int]) -> None:
         failed: dict[int, BaseException] = {}
         try:
-            failed.update((await self._seal(topic, numbers))[1])
+            failed.update((await self._seal(topic, numbers, is_patient=True))[1])
         except TASK_ENDS:
             raise
         except BaseException as error:  # noqa: BLE001 - a panic of deltalake; logged below
@@ -359,16 +359,18 @@ class Sealer:
         the rest.
         """
         partition_numbers = range(len(topic.partitions)) if numbers is None else numbers
-        rows, damage = await self._seal(topic, partition_numbers)
+        rows, damage = await self._seal(topic, partition_numbers, is_patient=False)
         for error in damage.values():
             raise error
         return rows
 
-    async def _seal(self, topic: Topic, numbers: Sequence[int]) -> tuple[int, dict[int, Corrupt]]:
+    async def _seal(
+        self, topic: Topic, numbers: Sequence[int], *, is_patient: bool
+    ) -> tuple[int, dict[int, Corrupt]]:
         """Seal each partition up to its end or to damage, in one or more commits.
 
-        Return the number of records sealed, and the damage by partition. Raises the errors of the
-        whole topic.
+        If `is_patient`, nobody waits for it (SealedActions). Return the number of records sealed,
+        and the damage by partition. Raises the errors of the whole topic.
         """
         rows, damage = 0, dict[int, Corrupt]()
         turn = self._turns.setdefault(topic.topic_id, asyncio.Lock())
@@ -376,14 +378,18 @@ class Sealer:
             ends = {number: topic.partitions[number].high_watermark for number in numbers}
             while ends:  # each turn commits at least one segment, or finishes all partitions
                 topic = self._tables.topic_of_id(topic.topic_id) or topic
-                rows += await self._seal_some(topic, ends, damage)
+                rows += await self._seal_some(topic, ends, damage, is_patient)
         for number in numbers:
             self.damaged.pop((topic.topic_id, number), None)
         self.damaged.update({(topic.topic_id, number): why for number, why in damage.items()})
         return rows, damage
 
     async def _seal_some(
-        self, topic: Topic, ends: dict[int, int], damage: dict[int, Corrupt]
+        self,
+        topic: Topic,
+        ends: dict[int, int],
+        damage: dict[int, Corrupt],
+        is_patient: bool,
     ) -> int:
         """Seal the partitions of `ends` up to the offsets there, in one commit.
 
@@ -404,7 +410,7 @@ class Sealer:
             async with self._preparing(topic, work.uploads, limit):
                 await self._plan(topic, table, bases, ends, work, damage_by_number)
                 await self._upload(topic, work, damage_by_number)
-            files = await self._commit(topic, table, work)
+            files = await self._commit(topic, table, work, is_patient)
         except ManifestConflict as conflict:
             self.counters.conflicts += 1
             log.info("another commit was faster on %s: %s", topic.name, conflict)
@@ -451,7 +457,9 @@ class Sealer:
                 await self._uploader.remove(topic, uploads.files())
                 raise
 
-    async def _commit(self, topic: Topic, table: Table, work: _Commit) -> list[SegmentFile]:
+    async def _commit(
+        self, topic: Topic, table: Table, work: _Commit, is_patient: bool
+    ) -> list[SegmentFile]:
         """Commit the uploaded segments to the table, then the actions to the WAL.
 
         Delete uploads that the commit does not name. Return the segments. Raises ManifestConflict.
@@ -468,9 +476,7 @@ class Sealer:
             await self._add(topic, table, files, transactions, work.uploads.started)
         actions = [*work.actions]
         actions += [Sealed(topic.topic_id, number, end) for number, end in reached.items()]
-        for start in range(0, len(actions), ACTIONS_MAX):
-            request = AppendRequest((), 0, actions=actions[start : start + ACTIONS_MAX])
-            await self.writer.append(request, Acks.ALL)
+        await self._actions.commit(actions, is_patient=is_patient)
         return files
 
     async def _plan(

@@ -6,8 +6,8 @@ more: a `segment.ms` of the topic, or a default of the cluster, holds for tails 
 
 Readers of tidelog miss nothing, because they read the tail. Readers of the table alone, such as
 DuckDB, see such records later. The tail keeps its objects in the WAL, and takes a chunk of memory
-for each flush, so a tail of many chunks is not idle. Retention takes whole segments only, so a tail never
-waits longer than a part of the time for which its records are kept.
+for each flush, so a tail of many chunks is not idle. Retention takes whole segments only, so a tail
+never waits longer than a part of the time for which its records are kept.
 """
 
 from tidelog.storage.core.topic_configs import MS_PER_HOUR

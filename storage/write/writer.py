@@ -149,6 +149,8 @@ class Writer:
         self._failures: list[LogError] = []  # of the last flushes; none after a success
         self._started_s = -math.inf
         self.refused = SetAsideRequests(self, wal, self._committer, self.hot_log)
+        self.on_enqueued: Callable[[], None] | None = None
+        """Called when a request waits for the next flush: what it submits goes into this flush."""
         self.task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -322,6 +324,8 @@ class Writer:
             self._full.set()
         if request.hot is None:  # requests of the hot log are committed without a time limit
             self._waiters.limit(waiter, self.clock.boot_s() + self.settings.answer_timeout_s)
+        if self.on_enqueued is not None:
+            self.on_enqueued()
         return waiter
 
     async def _watch_deadlines(self) -> None:
