@@ -1,6 +1,6 @@
 """The last step of a seal: its actions in the WAL, together with other requests of the broker.
 
-An entry costs a PUT, whatever it has. So the actions of seals that nobody waits for wait for the
+An entry costs a PUT, whatever it has. So the actions of seals that no caller waits for wait for the
 next request of any client, and go into its entry; or for the actions of other topics. They wait for
 a few seconds at most.
 

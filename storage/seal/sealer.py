@@ -369,7 +369,7 @@ class Sealer:
     ) -> tuple[int, dict[int, Corrupt]]:
         """Seal each partition up to its end or to damage, in one or more commits.
 
-        If `is_patient`, nobody waits for it (SealedActions). Return the number of records sealed,
+        If `is_patient`, no caller waits for it. Return the number of records sealed,
         and the damage by partition. Raises the errors of the whole topic.
         """
         rows, damage = 0, dict[int, Corrupt]()

@@ -1,8 +1,8 @@
 """When a tail is old enough for a seal: at `segment.ms`, or later if it is nearly idle. Pure.
 
 Each seal costs at least two PUTs, and makes a file. A topic of a record each few minutes would pay
-for thousands of files of a few records. So a small tail waits for hours, unless somebody asked for
-more: a `segment.ms` of the topic, or a default of the cluster, holds for tails of any size.
+for thousands of files of a few records. So a small tail waits for hours, unless an operator asked
+for more: a `segment.ms` of the topic, or a default of the cluster, holds for tails of any size.
 
 Readers of tidelog miss nothing, because they read the tail. Readers of the table alone, such as
 DuckDB, see such records later. The tail keeps its objects in the WAL, and takes a chunk of memory

@@ -4,7 +4,7 @@ A commit is one PUT of `_delta_log/<version>.json`, with the outcomes of DESIGN 
 unknown. The bytes of each commit are unique, so the object at the version shows whose commit it is.
 
 **On a crash** before the PUT, nothing is left. During it, the commit or nothing is left. After it,
-the commit is in the table, and whoever loads the table next finds it.
+the commit is in the table, and the next load of the table finds it.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ LOG_RETENTION_MS_MIN = 3_600_000
 
 
 class TableProperties(NamedTuple):
-    """What a commit obeys. `is_plain`: the log may make the commits itself, without deltalake."""
+    """The rules for commits. `is_plain`: the log may make the commits itself, without deltalake."""
 
     is_plain: bool
     is_append_only: bool

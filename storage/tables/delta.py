@@ -5,7 +5,7 @@ files, and collection deletes them. After the commit, a refresh finds its files 
 
 A commit is a create-if-absent of `_delta_log/<version>.json`. The log makes its commits itself
 (commit_put): one PUT above the loaded version. If another commit has the version, this module
-reads it, and decides anew. So a commit needs no look at the newest version before it, and the
+reads it, and decides again. So a commit needs no look at the newest version before it, and the
 loaded version advances by the commits that this process makes or reads. deltalake loads tables and
 creates them, and it makes the commits and checkpoints of tables that other programs have given
 properties that this module does not know (`TableProperties.is_plain`).

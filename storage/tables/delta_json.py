@@ -54,7 +54,7 @@ def statistics(file: SegmentFile) -> str:
 def commit_body(change: TableChange, now_ms: int, commit_id: str) -> bytes:
     """Return a commit in JSON lines, as deltalake would write it.
 
-    `commit_id` makes the bytes of each commit unique: whoever reads them back sees whose they are.
+    `commit_id` makes the bytes of each commit unique: a reader of them sees whose they are.
     """
     lines: list[dict[str, Any]] = [
         {

@@ -61,7 +61,7 @@ _COMMIT_INFO = "commitInfo"
 _json = msgspec.json.Decoder(dict[str, Any])
 
 
-class Checkpoint(NamedTuple):
+class LogCheckpoint(NamedTuple):
     """A checkpoint's Parquet, and its pointer, the object `_last_checkpoint`."""
 
     body: bytes
@@ -74,7 +74,7 @@ class _Unknown(Exception):
 
 def checkpoint_of(
     version: int, last: bytes | None, commits: Sequence[bytes], removed_since_ms: int
-) -> Checkpoint | None:
+) -> LogCheckpoint | None:
     """Return the checkpoint of a version.
 
     `last` is the Parquet of the checkpoint before (None: there is none), `commits` are those after
@@ -102,7 +102,7 @@ def checkpoint_of(
         "sizeInBytes": len(body),
         "numOfAddFiles": len(columns["add"]),
     }
-    return Checkpoint(body, msgspec.json.encode(pointer))
+    return LogCheckpoint(body, msgspec.json.encode(pointer))
 
 
 def _columns_of(checkpoint: bytes | None) -> dict[str, pa.Array]:

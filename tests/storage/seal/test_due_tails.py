@@ -59,7 +59,7 @@ IDLE_AGES = {
     "its own segment.ms": (1, {"segment.ms": "600000"}, 600_000),
     "kept for an hour": (1, {"retention.ms": "4000000"}, 1_000_000),
     "kept for minutes": (1, {"retention.ms": "1000"}, 600_000),
-    "kept for ever": (1, {"retention.ms": "-1"}, idle_tails.IDLE_MS),
+    "kept without limit": (1, {"retention.ms": "-1"}, idle_tails.IDLE_MS),
 }
 
 
