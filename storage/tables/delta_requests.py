@@ -37,8 +37,8 @@ class DeltaRequests:
 
     def count_create(self) -> None:
         """Count the commit of version 0."""
-        self._count("list", 3)
-        self._count("get", 2)
+        self._count("list", 4)
+        self._count("get", 9)
         self._count("create")
 
     def count_commit(self, version: int) -> None:

@@ -80,7 +80,9 @@ async def test_rules_of_single_operations_are_exact(counting_s3: RunningServer) 
     table = open_table(meters.store, PREFIX, "t")
     await table.refresh()
     assert meters.by_rule(DELTALAKE) == meters.by_server(DELTALAKE), "there is no table"
+    meters.reset()
     await commit(table, range(3))
+    assert meters.by_rule(DELTALAKE) == meters.by_server(DELTALAKE), "the table is created"
     for name, operation in {
         "nothing new": table.refresh,
         "opened": open_table(meters.store, PREFIX, "t").refresh,
