@@ -132,7 +132,7 @@ class MaintenanceSession:
         """Return the topic's table, refreshed to its newest version."""
         table = self._tables.get(topic.topic_id)
         if table is None:
-            table = open_table(self.store, topic.prefix, topic.name)
+            table = open_table(self.store, topic.prefix, topic.name, self.clock)
             self._tables[topic.topic_id] = table
         await table.refresh()
         return table

@@ -64,7 +64,7 @@ class Log:
         self.store = wal.store
         self.clock = wal.clock
         self.tail = TailCache(settings.tail_cache_bytes)
-        self.tables = OpenTables(wal.store, self._topic_of_id, wal.refresh)
+        self.tables = OpenTables(wal.store, self._topic_of_id, wal.refresh, wal.clock)
         self.reader = Reader(
             wal.store, self.tail, shared.tail_objects, self.tables, settings.reader
         )

@@ -44,7 +44,7 @@ class StoredObjects:
 
     def open_table(self, topic: Topic) -> Table:
         """Return the topic's manifest, opened for the caller alone: the broker does not keep it."""
-        return open_table(self._log.store, topic.prefix, topic.name)
+        return open_table(self._log.store, topic.prefix, topic.name, self._log.clock)
 
     async def partition_files(self, topic: Topic, number: int) -> PartitionFiles:
         """Return the partition's files, from a manifest that is at most LAYOUT_AGE_MAX_S old.

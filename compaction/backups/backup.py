@@ -479,9 +479,10 @@ class _Copy:
         if not unseen:
             return ""
         store = self.cluster.store
-        transactions = await transactions_at(store, topic.prefix, version.version)
-        if transactions is None:
+        result = await transactions_at(store, topic.prefix, version.version)
+        if result is None:
             return ""  # another engine wrote the log: the rows must do
+        transactions, _ = result
         for number, end in unseen.items():
             if (table_end := transactions.get(seal_app_id(number), 0)) < end:
                 return f"partition {number} is sealed to {end}, the table only to {table_end}"

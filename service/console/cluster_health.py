@@ -28,6 +28,7 @@ from tidelog.service.telemetry.rates import BrokerRates, RateSampler, quantile_s
 from tidelog.service.telemetry.store_costs import MONTH_S, costs
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.state import idle_tails
 
 READY_S = 2.0
 RESULTS_S = 2.0
@@ -302,8 +303,8 @@ async def _tails(
             continue
         if since_ms < oldest_ms:
             oldest_ms, oldest_topic = since_ms, topic.name
-        due_ms = since_ms + topic.config.segment_ms
-        facts.append(TailFacts(topic.name, (now_ms - due_ms) / 1000))
+        late_ms = now_ms - idle_tails.due_ms(topic, now_ms)
+        facts.append(TailFacts(topic.name, late_ms / 1000))
     tails = TailsHealth(
         records=records,
         bytes=size,

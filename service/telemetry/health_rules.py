@@ -22,7 +22,7 @@ most: that time is known from the last answer before."""
 STORE_FAILURES_MIN = 3
 STORE_FAILURES_SHARE = 0.05
 TAIL_LATE_S = 900.0
-"""How long a tail may wait for its seal after `segment.ms`."""
+"""How long a tail may wait for its seal after it is due by its age."""
 IDLE_LAG_S = 600.0
 """Lag of a group without members, in seconds, that is a fault."""
 LAG_S = 3600.0

@@ -73,6 +73,8 @@ class SealerSettings(NamedTuple):
     """Settings of the sealer."""
 
     check_interval_s: float = 1.0
+    sealed_wait_s: float = 2.0
+    """Time for which the actions of a seal wait for a request whose entry they can use."""
     tail_chunks_max: int = 10_000
     """A tail of more chunks is sealed whatever its size: each chunk takes ~200 bytes of memory on
     every broker."""

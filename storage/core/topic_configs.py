@@ -22,6 +22,7 @@ _FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,19})?")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 VALUE_CHARS_MAX = 1000
 MS_PER_MINUTE = 60_000
+MS_PER_HOUR = 3_600_000
 MS_PER_DAY = 86_400_000
 PARTITIONS_MAX = 10_000
 """Bound of a topic's partitions (I10); ~200 bytes each, in memory and in each checkpoint."""
@@ -167,7 +168,8 @@ CONFIGS: Mapping[str, ConfigKey] = {
     ),
     "segment.ms": ConfigKey(
         str(10 * MS_PER_MINUTE),
-        "age in ms at which a partition's tail is sealed",
+        "age in ms at which a partition's tail is sealed; at the built-in default, a tail of less "
+        "than 256 KiB waits for up to 6 hours",
         _integer(100),
         "log.roll.ms",
     ),

@@ -45,20 +45,22 @@ from tidelog.storage.core import format_levels
 from tidelog.storage.core.actions import AnyAction, Sealed
 from tidelog.storage.core.errors import Corrupt, LogError, TableInDoubt
 from tidelog.storage.core.log_settings import SealerSettings
-from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
+from tidelog.storage.core.model import SKEW_MS_MAX, SegmentFile
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
 from tidelog.storage.seal.encode import TailSegments
+from tidelog.storage.seal.sealed_actions import SealedActions
 from tidelog.storage.seal.tables_ahead_of_wal import TablesAhead
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
+from tidelog.storage.state import idle_tails
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.topic import Topic
+from tidelog.storage.store.moments import Moment
 from tidelog.storage.tables.manifest import ManifestConflict, Table, lost_app_id, seal_app_id
 from tidelog.storage.tables.open_tables import OpenTables
-from tidelog.storage.wal.view_age import Freshness, Moment
-from tidelog.storage.write.requests import AppendRequest
+from tidelog.storage.wal.view_age import Freshness
 from tidelog.storage.write.writer import Writer
 
 TAKEOVER_FACTOR = 2
@@ -134,6 +136,7 @@ class DueTails(NamedTuple):
         factor = 1 if is_own else TAKEOVER_FACTOR
         bytes_max = factor * config.segment_bytes
         before_ms = now_ms - factor * config.segment_ms
+        idle_before_ms = now_ms - factor * idle_tails.idle_ms(topic)
         along_ms = now_ms - config.segment_ms / ALONG_PART
         # A writer's clock was ahead of this one. At level 1 this is no reason: there all later
         # entries have at least the time of that writer.
@@ -144,9 +147,13 @@ class DueTails(NamedTuple):
             if not (tail := partition.tail):
                 continue
             time_ms, nbytes = tail[0].committed_ms, partition.tail_bytes
+            is_old = time_ms <= before_ms and (
+                time_ms <= idle_before_ms or not idle_tails.is_idle(partition)
+            )
             is_due = (
                 nbytes >= bytes_max
-                or not before_ms < time_ms <= after_ms
+                or is_old
+                or time_ms > after_ms
                 or len(tail) >= chunks_max
                 or (
                     is_own
@@ -182,8 +189,6 @@ TOPICS_MAX = 16
 """Topics that a broker seals at the same time. Most of a small seal is waiting for the store."""
 PARTITIONS_A_SLICE = 5000
 """Partitions that are checked at once, in ~0.5 us each, before the event loop runs other work."""
-ACTIONS_MAX = 1000
-"""Maximum number of `Sealed` actions in one entry: `apply` takes ~3 us for each."""
 
 
 @dataclass
@@ -239,6 +244,7 @@ class Sealer:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._topics = asyncio.Semaphore(TOPICS_MAX)
         self._under_way: set[str] = set()
+        self._actions = SealedActions(writer, settings.sealed_wait_s)
         self.damaged: dict[tuple[str, int], Corrupt] = {}
         """Why the tail of a partition cannot be sealed, by topic id and partition, as the last seal
         found. The partition stays here until a seal succeeds, or until its tail is not due."""
@@ -266,6 +272,7 @@ class Sealer:
                 with surviving(log, "looking for tails to seal"):
                     await self._begin_due(state_of(), tasks)
         except asyncio.CancelledError:
+            self._actions.send()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -306,7 +313,7 @@ class Sealer:
     async def _try(self, topic: Topic, numbers: Sequence[int]) -> None:
         failed: dict[int, BaseException] = {}
         try:
-            failed.update((await self._seal(topic, numbers))[1])
+            failed.update((await self._seal(topic, numbers, is_patient=True))[1])
         except TASK_ENDS:
             raise
         except BaseException as error:  # noqa: BLE001 - a panic of deltalake; logged below
@@ -352,16 +359,18 @@ class Sealer:
         the rest.
         """
         partition_numbers = range(len(topic.partitions)) if numbers is None else numbers
-        rows, damage = await self._seal(topic, partition_numbers)
+        rows, damage = await self._seal(topic, partition_numbers, is_patient=False)
         for error in damage.values():
             raise error
         return rows
 
-    async def _seal(self, topic: Topic, numbers: Sequence[int]) -> tuple[int, dict[int, Corrupt]]:
+    async def _seal(
+        self, topic: Topic, numbers: Sequence[int], *, is_patient: bool
+    ) -> tuple[int, dict[int, Corrupt]]:
         """Seal each partition up to its end or to damage, in one or more commits.
 
-        Return the number of records sealed, and the damage by partition. Raises the errors of the
-        whole topic.
+        If `is_patient`, no caller waits for it. Return the number of records sealed,
+        and the damage by partition. Raises the errors of the whole topic.
         """
         rows, damage = 0, dict[int, Corrupt]()
         turn = self._turns.setdefault(topic.topic_id, asyncio.Lock())
@@ -369,14 +378,18 @@ class Sealer:
             ends = {number: topic.partitions[number].high_watermark for number in numbers}
             while ends:  # each turn commits at least one segment, or finishes all partitions
                 topic = self._tables.topic_of_id(topic.topic_id) or topic
-                rows += await self._seal_some(topic, ends, damage)
+                rows += await self._seal_some(topic, ends, damage, is_patient)
         for number in numbers:
             self.damaged.pop((topic.topic_id, number), None)
         self.damaged.update({(topic.topic_id, number): why for number, why in damage.items()})
         return rows, damage
 
     async def _seal_some(
-        self, topic: Topic, ends: dict[int, int], damage: dict[int, Corrupt]
+        self,
+        topic: Topic,
+        ends: dict[int, int],
+        damage: dict[int, Corrupt],
+        is_patient: bool,
     ) -> int:
         """Seal the partitions of `ends` up to the offsets there, in one commit.
 
@@ -386,7 +399,7 @@ class Sealer:
         # Read the sealed ends before the table. In between, the view may apply the seal of another
         # sealer. A table that was read before it would look as if it had lost that seal.
         bases = {number: topic.partitions[number].sealed_end for number in ends}
-        table = await self._tables.checked(topic)
+        table = await self._table(topic, bases)
         # `checked` may load the view again. `topic` is then of the old view, without the records
         # that came since, and a table that has them would seem to have other records than the WAL.
         topic = self._tables.topic_of_id(topic.topic_id) or topic
@@ -397,11 +410,12 @@ class Sealer:
             async with self._preparing(topic, work.uploads, limit):
                 await self._plan(topic, table, bases, ends, work, damage_by_number)
                 await self._upload(topic, work, damage_by_number)
-            files = await self._commit(topic, table, work)
+            files = await self._commit(topic, table, work, is_patient)
         except ManifestConflict as conflict:
             self.counters.conflicts += 1
-            log.info("another sealer was faster on %s: %s", topic.name, conflict)
+            log.info("another commit was faster on %s: %s", topic.name, conflict)
             ends.clear()
+            await self._tables.checked(topic)  # it may have been another program's
             return 0
         reached = {file.partition: file.end_offset for file in files}
         for number, base in bases.items():
@@ -417,6 +431,19 @@ class Sealer:
         self.counters.bytes += sum(file.size for file in files)
         return rows
 
+    async def _table(self, topic: Topic, bases: Mapping[int, int]) -> Table:
+        """Return the topic's table, checked.
+
+        Its loaded version will do if it is at the sealed ends: the commit above it fails if it is
+        not the newest, so a seal needs no look at the store before its commit.
+        """
+        table = await self._tables.checked(topic, is_newest=False)
+        app_ids = {seal_app_id(number): base for number, base in bases.items()}
+        versions = await table.transaction_versions(list(app_ids))
+        if all((versions[app_id] or 0) == base for app_id, base in app_ids.items()):
+            return table
+        return await self._tables.checked(topic)
+
     @contextlib.asynccontextmanager
     async def _preparing(
         self, topic: Topic, uploads: CommitUploads, limit: asyncio.Timeout
@@ -430,7 +457,9 @@ class Sealer:
                 await self._uploader.remove(topic, uploads.files())
                 raise
 
-    async def _commit(self, topic: Topic, table: Table, work: _Commit) -> list[SegmentFile]:
+    async def _commit(
+        self, topic: Topic, table: Table, work: _Commit, is_patient: bool
+    ) -> list[SegmentFile]:
         """Commit the uploaded segments to the table, then the actions to the WAL.
 
         Delete uploads that the commit does not name. Return the segments. Raises ManifestConflict.
@@ -447,9 +476,7 @@ class Sealer:
             await self._add(topic, table, files, transactions, work.uploads.started)
         actions = [*work.actions]
         actions += [Sealed(topic.topic_id, number, end) for number, end in reached.items()]
-        for start in range(0, len(actions), ACTIONS_MAX):
-            request = AppendRequest((), 0, actions=actions[start : start + ACTIONS_MAX])
-            await self.writer.append(request, Acks.ALL)
+        await self._actions.commit(actions, is_patient=is_patient)
         return files
 
     async def _plan(

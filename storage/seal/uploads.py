@@ -10,8 +10,9 @@ from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.seal.encode import EncodedSegment
 from tidelog.storage.state.topic import Topic
+from tidelog.storage.store.moments import NEVER, Moment
 from tidelog.storage.store.object_store import ObjectStore, upload
-from tidelog.storage.wal.view_age import NEVER, Freshness, Moment
+from tidelog.storage.wal.view_age import Freshness
 
 UPLOAD_AGE_MAX_S = 3600.0
 """Maximum time from a segment's upload to its commit. The grace of collection is several times as

@@ -1,11 +1,16 @@
 """The manifest on Delta Lake: one Delta table per topic (DESIGN 8).
 
-Only this module uses deltalake. **On a crash** in `add` before Delta's commit, no table names the
-new files, and collection deletes them. After the commit, a refresh finds its files and
-transactions.
+Only this module uses deltalake. **On a crash** in `add` before the commit, no table names the new
+files, and collection deletes them. After the commit, a refresh finds its files and transactions.
 
-Delta's commit is a create-if-absent of `_delta_log/<version>.json`, with the three outcomes of
-DESIGN 4. deltalake's HTTP client repeats requests, so a commit that succeeded may raise a conflict.
+A commit is a create-if-absent of `_delta_log/<version>.json`. The log makes its commits itself
+(commit_put): one PUT above the loaded version. If another commit has the version, this module
+reads it, and decides again. So a commit needs no look at the newest version before it, and the
+loaded version advances by the commits that this process makes or reads. deltalake loads tables and
+creates them, and it makes the commits and checkpoints of tables that other programs have given
+properties that this module does not know (`TableProperties.is_plain`).
+
+deltalake's HTTP client repeats requests, so a commit of it that succeeded may raise a conflict.
 After any error this module reads the table back. The paths of each commit are unique, so if the
 table has them, the commit succeeded.
 
@@ -18,12 +23,11 @@ fsync (I1).
 deltalake releases the GIL but blocks the thread that calls it. A `DeltaTable` allows one call at a
 time. All calls run in two small thread pools of the process. deltalake's runtime threads inherit
 the priority of the first thread that uses deltalake, which is a thread of `_reads`.
-
-`TableChange` is the content of one commit.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -56,11 +60,26 @@ from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.runtime.clock import Clock, SystemClock
 from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.runtime.threads import lower_priority
+from tidelog.storage.store.moments import NEVER, Moment, age_s, moment_now
 from tidelog.storage.store.object_store import ObjectStore
-from tidelog.storage.tables import delta_log
-from tidelog.storage.tables.delta_json import interval_ms, statistics, transactions_of
+from tidelog.storage.tables import commit_put, delta_log
+from tidelog.storage.tables.commit_put import (
+    LOG_RETENTION,
+    NEWEST_S_MIN,
+    TableProperties,
+    commit_key,
+)
+from tidelog.storage.tables.delta_json import (
+    commit_body,
+    commit_of,
+    is_plain_path,
+    statistics,
+    transactions_of,
+)
+from tidelog.storage.tables.delta_log import LogTail
 from tidelog.storage.tables.delta_requests import CHECKPOINT_INTERVAL, DeltaRequests
 from tidelog.storage.tables.foreign_commits import served
+from tidelog.storage.tables.log_checkpoint import checkpoint_of
 from tidelog.storage.tables.manifest import (
     NO_RESET,
     ManifestConflict,
@@ -69,25 +88,11 @@ from tidelog.storage.tables.manifest import (
     SegmentColumns,
     SegmentIndex,
     Table,
+    TableChange,
     TableCommit,
     check_transactions,
 )
 from tidelog.storage.tables.memory import Catalog, MemoryManifest
-
-
-class TableChange(NamedTuple):
-    """The content of one commit."""
-
-    added: Sequence[SegmentFile]
-    transactions: Mapping[str, int]
-    removed: Sequence[SegmentFile] = ()
-    data_change: bool = True
-    reset: Mapping[str, int] = NO_RESET
-
-    def is_in(self, view: ManifestVersion) -> bool:
-        if not self.removed:
-            return view.has(self.added)
-        return view.shows(self.added, self.removed)
 
 
 def remove_action(file: SegmentFile, now_ms: int, data_change: bool) -> RemoveAction:
@@ -111,24 +116,25 @@ def add_action(file: SegmentFile, now_ms: int, data_change: bool) -> AddAction:
     )
 
 
+log = logging.getLogger("tidelog.tables")
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TABLE_SCHEMA = pa.schema([*RECORD_SCHEMA, pa.field("partition", pa.int32())])
 """The table's columns: the columns of a segment, and the partition from the segment's path."""
 
-_LOG_RETENTION = "delta.logRetentionDuration"
 _PROPERTIES = {
-    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-    _LOG_RETENTION: "interval 7 days",  # for commits that a checkpoint covers
+    commit_put.CHECKPOINT_INTERVAL: str(CHECKPOINT_INTERVAL),
+    LOG_RETENTION: "interval 7 days",  # for commits that a checkpoint covers
     # Only collection cleans up the log, because it obeys holds (DESIGN 8).
     "delta.enableExpiredLogCleanup": "false",
     "tidelog.format": "1",
 }
 
-_APPEND_ONLY = "delta.appendOnly"
 _ASKED_MAX = 4  # for more transactions, read all of them from the log at once
 _FOLLOWED_MAX = 10  # after more new commits than this, drop the known transactions
+_READ_MAX = 50  # after more new commits than this, load the table
 _RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's defaults: 10 retries in 180 s
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -148,14 +154,16 @@ class DeltaStore(ObjectStore, Protocol):
         """Return the URI that opens the Delta table at `key`."""
 
 
-def open_table(store: ObjectStore, prefix: str, name: str) -> Table:
+def open_table(store: ObjectStore, prefix: str, name: str, clock: Clock | None = None) -> Table:
     """Return the manifest at `prefix`: on Delta if the store has URIs, else in memory. Does no IO.
+
+    `clock` is that of the process that commits; without it, the machine's.
 
     The store's attribute `tables` is the catalog of its memory manifests. All wrappers of a store
     have the same catalog. A store without this attribute gets its own catalog.
     """
     if hasattr(store, "table_uri"):
-        return DeltaManifest(cast("DeltaStore", store), prefix, name)
+        return DeltaManifest(cast("DeltaStore", store), prefix, name, clock)
     catalog: Catalog | None = getattr(store, "tables", None)
     tables = _catalogs.setdefault(store, {}) if catalog is None else catalog
     return MemoryManifest(tables, prefix, lambda: getattr(store, "now_ms", 0))
@@ -173,13 +181,20 @@ class DeltaManifest:
     ) -> None:
         self._store = store
         self._prefix = prefix
-        self._delta = _Delta(store.table_uri(prefix), name, clock or SystemClock())
+        self._clock = clock or SystemClock()
+        self._delta = _Delta(store.table_uri(prefix), name, self._clock)
         self._requests = DeltaRequests(store, prefix)
         self._turn = asyncio.Lock()
         self._view: ManifestVersion | None = None
         self._served: ManifestVersion | None = None
-        # The version of each transaction that a caller has requested, as of the view.
+        # The version of each transaction that a caller has requested, as of the view; of all
+        # transactions if there is a tail.
         self._transactions: dict[str, int | None] = {}
+        self._tail: LogTail | None = None
+        # None: there is no table, or deltalake must commit to it.
+        self._properties: TableProperties | None = None
+        self._was_newest = NEVER
+        """The newest known moment at which no version was after the loaded one."""
 
     @property
     def version(self) -> int:
@@ -201,7 +216,7 @@ class DeltaManifest:
         async with self._turn:
             if self._view is None:
                 await self._refresh(_reads)
-            return await self._found(app_id)
+            return (await self._found_all([app_id]))[app_id]
 
     async def transaction_versions(self, app_ids: Sequence[str]) -> Mapping[str, int | None]:
         async with self._turn:
@@ -247,33 +262,141 @@ class DeltaManifest:
         async with self._turn:
             if self._view is None:
                 await self._refresh(_reads)
+            if self._properties is not None:
+                return self._properties.log_retention_ms
             return await self._call(_reads, self._delta.log_retention_ms)
 
     async def _commit(self, change: TableChange) -> None:
         async with self._turn:
             if (self._view or await self._refresh(_commits)).version < 0:
                 await self._create()
-            problem = await self._try(change)
-            try:
-                view = await self._refresh(_commits)
-            except (Unavailable, Corrupt) as error:
-                raise CommitUnknown(f"cannot read the table after a commit: {error}") from problem
-            if problem is None or change.is_in(view):
-                return
-            await self._check(change)
-            if isinstance(problem, ManifestConflict):
-                raise problem
-            reason = f"commit to table {self._prefix} failed: {_why(problem)}"
-            raise CommitUnknown(reason) from problem
+            while self._may_commit(change):
+                if await self._commit_next(change):
+                    return await self._checkpoint()
+            return await self._commit_by_deltalake(change)
 
     # --- callers of the methods below hold `_turn`
+
+    def _may_commit(self, change: TableChange) -> bool:
+        """Return whether a change is one that this module can write."""
+        files = (*change.added, *change.removed)
+        return self._properties is not None and all(is_plain_path(file.path) for file in files)
+
+    async def _commit_next(self, change: TableChange) -> bool:
+        """Commit above the loaded version, and load the commit; return whether it is done.
+
+        If it is not, the loaded version has moved. **On a crash** after the PUT, the commit is in
+        the table. Raises ManifestConflict, CommitUnknown, StoreRefused.
+        """
+        assert self._properties is not None
+        assert self._view is not None
+        if await self._is_too_old():
+            await self._load(_commits)
+            return False
+        if change.is_in(self._view):
+            return True
+        try:
+            await self._check(change)
+        except ManifestConflict:
+            await self._refresh(_commits)  # it may be done
+            if change.is_in(self._view):
+                return True
+            await self._check(change)
+        if not self._may_commit(change):
+            return False
+        return await self._put(change)
+
+    async def _put(self, change: TableChange) -> bool:
+        """PUT a change that fits the loaded version; as `_commit_next`."""
+        assert self._properties is not None
+        # A table that only takes appends forbids removals that change data, so a change with
+        # removals says that it changes no data.
+        if change.removed and self._properties.is_append_only:
+            change = change._replace(data_change=False)
+        body = commit_body(change, self._clock.now_ms(), self._clock.new_id().hex())
+        key = commit_key(self._prefix, self.version + 1)
+        started, newest_s_max = self._now(), self._properties.newest_s_max
+        other = await commit_put.put_commit(self._store, key, body)
+        if self._newest_age_s() > newest_s_max:
+            # Suspended: the version may have been there, and be gone behind a checkpoint.
+            self._forget()
+            raise CommitUnknown(f"the commit {key} took too long: it may not be in the table")
+        if other is not None:
+            if not await self._take(other, _commits):
+                await self._load(_commits)
+                raise ManifestConflict(f"{key} is a commit of another program: start again")
+            return False
+        try:
+            await self._take(body, _commits, is_own=True)
+        except (Unavailable, Corrupt) as error:
+            raise CommitUnknown(f"cannot read the table after a commit: {error}") from error
+        self._was_newest = started
+        return True
+
+    def _now(self) -> Moment:
+        return moment_now(self._store, self._clock)
+
+    def _newest_age_s(self) -> float:
+        return age_s(self._store, self._clock, self._was_newest)
+
+    async def _is_too_old(self) -> bool:
+        """Return whether versions after the loaded one may be gone, behind a checkpoint."""
+        assert self._properties is not None
+        age = self._newest_age_s()
+        if age <= NEWEST_S_MIN:
+            return False
+        if age > self._properties.newest_s_max:
+            return True
+        return await delta_log.last_checkpoint(self._store, self._prefix) > self.version
+
+    async def _checkpoint(self) -> None:
+        """Write a checkpoint of the loaded version if one is due.
+
+        **On a crash** before it or in it, the next commit writes one. If the store fails, too.
+        """
+        tail, properties = self._tail, self._properties
+        if tail is None or properties is None:
+            return
+        if tail.version - tail.checkpoint < properties.checkpoint_interval:
+            return
+        try:
+            last, commits = await tail.read(self._store, self._prefix)
+            since_ms = self._clock.now_ms() - (properties.file_retention_ms or 0)
+            checkpoint = await self._call(
+                _commits, checkpoint_of, tail.version, last, commits, since_ms
+            )
+            if checkpoint is None:
+                self._requests.count_checkpoint(tail.version)
+                await self._call(_commits, self._delta.checkpoint, await self._options())
+            else:
+                key = delta_log.checkpoint_key(self._prefix, tail.version)
+                await self._store.put(key, [checkpoint.body])
+                await self._store.put(delta_log.pointer_key(self._prefix), [checkpoint.pointer])
+        except (ObjectNotFound, Unavailable) as error:
+            log.warning("the log of table %s gets no checkpoint yet: %s", self._prefix, error)
+            return
+        self._tail = LogTail(tail.version)
+
+    async def _commit_by_deltalake(self, change: TableChange) -> None:
+        problem = await self._try(change)
+        try:
+            view = await self._load(_commits)
+        except (Unavailable, Corrupt) as error:
+            raise CommitUnknown(f"cannot read the table after a commit: {error}") from problem
+        if problem is None or change.is_in(view):
+            return
+        await self._check(change)
+        if isinstance(problem, ManifestConflict):
+            raise problem
+        reason = f"commit to table {self._prefix} failed: {_why(problem)}"
+        raise CommitUnknown(reason) from problem
 
     async def _try(self, change: TableChange) -> Exception | None:
         """Commit on top of the loaded version; return the error, if any."""
         try:
+            if self._delta.version != self.version:
+                await self._load(_commits, is_kept=True)
             await self._check(change)
-            if change.removed and not (self._view and self._view.has(change.removed)):
-                raise ManifestConflict("files to remove are not in the table: refresh, plan again")
             self._requests.count_commit(self._delta.version + 1)
             await self._call(_commits, self._delta.commit, change)
         except (ManifestConflict, DeltaError, OSError) as error:
@@ -289,8 +412,76 @@ class DeltaManifest:
             raise Unavailable(f"table {self._prefix} cannot be created: {_why(problem)}")
 
     async def _refresh(self, pool: Executor) -> ManifestVersion:
+        """Load the newest version."""
+        if self._view is None or self._properties is None or not await self._read_on(pool):
+            return await self._load(pool)
+        return self._view
+
+    async def _read_on(self, pool: Executor) -> bool:
+        """Read the commits after the loaded version into it.
+
+        Return False if this does not lead to the newest version: then load the table.
+        """
+        for _ in range(_READ_MAX):
+            assert self._properties is not None
+            started = self._now()
+            try:
+                body = await self._store.get(commit_key(self._prefix, self.version + 1))
+            except ObjectNotFound:
+                break
+            if not await self._take(body, pool):
+                return False
+        else:
+            return False
+        try:  # the loaded version: the log may be gone
+            await self._store.get_range(commit_key(self._prefix, self.version), 0, 1)
+        except ObjectNotFound:
+            return False
+        if self._newest_age_s() > self._properties.newest_s_max:
+            return False  # a version after this one may have been there, and be gone
+        self._was_newest = started
+        return True
+
+    async def _take(self, body: bytes, pool: Executor, *, is_own: bool = False) -> bool:
+        """Take the next commit into the view.
+
+        Return False, and change nothing, if the commit is not in the form of the log's own ones.
+        """
+        assert self._view is not None
+        taken = await self._call(pool, self._after, self._view, body, is_own)
+        if taken is None:
+            return False
+        view, transactions = taken
+        served_view = await self._served_of(view)
+        self._view, self._served = view, served_view
+        self._transactions.update(transactions)
+        if self._tail is not None:
+            self._tail.append(body)
+        return True
+
+    def _after(
+        self, view: ManifestVersion, body: bytes, is_own: bool
+    ) -> tuple[ManifestVersion, Mapping[str, int]] | None:
+        """Return the version after a commit, and the commit's transactions. In a thread."""
+        version = view.version + 1
+        try:
+            commit = commit_of(body, version)
+        except msgspec.DecodeError:
+            return None
+        if not is_own:
+            if not commit.is_plain or commit.is_foreign:
+                return None
+            self._delta.sync(version)
+        return view.after(commit), commit.transactions
+
+    async def _served_of(self, view: ManifestVersion) -> ManifestVersion:
+        commits = partial(delta_log.commits_to, self._store, self._prefix, view.version)
+        return await served(_History(commits, self._files_at), view)
+
+    async def _load(self, pool: Executor, *, is_kept: bool = False) -> ManifestVersion:
+        """Load the newest version by deltalake; if `is_kept`, deltalake can commit above it."""
         options = await self._options()
-        old_version = self._delta.version
+        old_version, started = self._delta.version, self._now()
         try:
             await self._call(pool, self._delta.refresh, options)
         except Unavailable:
@@ -300,7 +491,19 @@ class DeltaManifest:
             self._requests.count_open(self._delta.version)
         else:
             self._requests.count_update(old_version, self._delta.version)
-        return await self._follow(pool)
+        view = await self._follow(pool)
+        properties = await self._call(pool, self._delta.properties)
+        self._properties = properties if properties and properties.is_plain else None
+        self._was_newest = started
+        if self._properties is not None and not is_kept:
+            self._delta.close()  # the view has all of it, and advances without it
+        return view
+
+    def _forget(self) -> None:
+        """Drop the loaded version; what readers use stays until the next one."""
+        self._view = self._properties = self._tail = None
+        self._transactions = {}
+        self._delta.close()
 
     async def _follow(self, pool: Executor) -> ManifestVersion:
         """Take the files and transactions of the DeltaTable's version into the view."""
@@ -308,12 +511,10 @@ class DeltaManifest:
         if self._view is None or self._view.version != version:
             transactions = await self._transactions_at(version)
             view = await self._call(pool, self._delta.view, self._prefix)
-            history = _History(
-                partial(delta_log.commits_to, self._store, self._prefix, version), self._files_at
-            )
-            self._served = await served(history, view)
+            self._served = await self._served_of(view)
             self._view = view
             self._transactions = transactions
+            self._tail = None
         return self._view
 
     async def _files_at(self, version: int) -> SegmentColumns | None:
@@ -340,32 +541,43 @@ class DeltaManifest:
             return {}  # deleted by a cleanup of the log, or in an unknown form
         return transactions
 
-    async def _found(self, app_id: str) -> int | None:
-        # After a cancelled refresh, the DeltaTable may have a newer version than the view.
-        await self._follow(_reads)
-        if app_id not in self._transactions:
-            call = self._delta.transaction_version
-            self._requests.count_transaction_search(self._delta.version)
-            self._transactions[app_id] = await self._call(_reads, call, app_id)
-        return self._transactions[app_id]
-
     async def _found_all(self, app_ids: Iterable[str]) -> dict[str, int | None]:
+        if self._properties is not None and self._tail is None:
+            await self._read_tail()
+        if self._tail is not None:
+            return {app_id: self._transactions.get(app_id) for app_id in app_ids}
+        # After a cancelled load, the DeltaTable may have a newer version than the view.
         await self._follow(_reads)
         unknown = [app_id for app_id in app_ids if app_id not in self._transactions]
         if len(unknown) > _ASKED_MAX:
             # Read them as of the view's version, because the log may have newer commits.
             every = await delta_log.transactions_at(self._store, self._prefix, self.version)
             if every is not None:
-                self._transactions |= {app_id: every.get(app_id) for app_id in unknown}
-        transactions = self._transactions
-        return {
-            app_id: transactions[app_id] if app_id in transactions else await self._found(app_id)
-            for app_id in app_ids
-        }
+                self._transactions |= {app_id: every[0].get(app_id) for app_id in unknown}
+        for app_id in unknown:
+            if app_id not in self._transactions:
+                call = self._delta.transaction_version
+                self._requests.count_transaction_search(self._delta.version)
+                self._transactions[app_id] = await self._call(_reads, call, app_id)
+        return {app_id: self._transactions[app_id] for app_id in app_ids}
+
+    async def _read_tail(self) -> None:
+        """Read all transactions. If the log has another form than ours, let deltalake do it."""
+        for _ in range(2):
+            result = await delta_log.transactions_at(self._store, self._prefix, self.version)
+            if result is not None:
+                transactions, self._tail = result
+                self._transactions = dict(transactions)
+                return
+            # The last checkpoint may be after the loaded version.
+            await self._load(_reads, is_kept=True)
+        self._properties = None
 
     async def _check(self, change: TableChange) -> None:
         versions = await self._found_all(change.transactions)
         check_transactions(change.added, change.transactions, versions)
+        if change.removed and not (self._view and self._view.has(change.removed)):
+            raise ManifestConflict("files to remove are not in the table: refresh, plan again")
 
     async def _options(self) -> dict[str, str]:
         ask = getattr(self._store, "deltalake_options", None)
@@ -401,6 +613,7 @@ class _Delta:
         self._name = name
         self._clock = clock
         self._synced = -1
+        self._has_loaded = False
         if self._directory is not None and "%" in uri:
             raise StoreUnfit(f"Delta cannot open folder {uri}: its path has a %")
 
@@ -418,16 +631,21 @@ class _Delta:
         try:
             if table is None or not _is_updated(table):
                 table = deltalake.DeltaTable(self._uri, storage_options=options)
-            self._sync(table.version())
+            self.sync(table.version())
         except TableNotFoundError as error:
-            if self.table is not None:
+            if self._has_loaded:
                 raise Unavailable(f"table {self._uri} was deleted") from error
         except (DeltaError, OSError) as error:
             raise Unavailable(f"table {self._uri} cannot be read: {_why(error)}") from error
         else:
-            self.table = table
+            self.table, self._has_loaded = table, True
 
-    def _sync(self, version: int) -> None:
+    def close(self) -> None:
+        """Drop the loaded version."""
+        self.table = None
+
+    def sync(self, version: int) -> None:
+        """Make the log's versions up to this one durable (I1)."""
         if self._directory is None or version <= self._synced:
             return
         if os.access(self._directory, os.W_OK):  # without write access, this process never commits
@@ -461,9 +679,8 @@ class _Delta:
         """Commit a change that fits the loaded version. The DeltaTable stays at that version."""
         assert self.table is not None
         now_ms = self._clock.now_ms()
-        # Another program may set this property. It forbids removals that change data, so a change
-        # with removals says that it changes no data.
-        is_append_only = self.table.metadata().configuration.get(_APPEND_ONLY) == "true"
+        properties = self.properties()
+        is_append_only = properties is not None and properties.is_append_only
         data_change = change.data_change and not (change.removed and is_append_only)
         self.table.create_write_transaction(
             [
@@ -476,7 +693,7 @@ class _Delta:
             commit_properties=CommitProperties(
                 app_transactions=[
                     deltalake.Transaction(app_id, version)
-                    for app_id, version in (*change.transactions.items(), *change.reset.items())
+                    for app_id, version in change.all_transactions.items()
                 ]
             ),
             post_commithook_properties=PostCommitHookProperties(
@@ -500,11 +717,30 @@ class _Delta:
             return None
         return _files_of(table, prefix)
 
-    def log_retention_ms(self) -> int | None:
+    def properties(self) -> TableProperties | None:
+        """Return what a commit to the loaded version obeys, or None if there is no table."""
         if self.table is None:
             return None
-        configuration = self.table.metadata().configuration
-        return interval_ms(configuration.get(_LOG_RETENTION, _PROPERTIES[_LOG_RETENTION]))
+        protocol, metadata = self.table.protocol(), self.table.metadata()
+        own = deltalake.Schema.from_arrow(TABLE_SCHEMA).to_json(), _PROPERTIES
+        return commit_put.properties_of(
+            protocol,
+            self.table.schema().to_json(),
+            metadata.partition_columns,
+            metadata.configuration,
+            own,
+        )
+
+    def log_retention_ms(self) -> int | None:
+        properties = self.properties()
+        return None if properties is None else properties.log_retention_ms
+
+    def checkpoint(self, options: dict[str, str]) -> None:
+        """Write a checkpoint of the newest version, of whatever form the log is."""
+        try:
+            deltalake.DeltaTable(self._uri, storage_options=options).create_checkpoint()
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"table {self._uri} gets no checkpoint: {_why(error)}") from error
 
     def transaction_version(self, app_id: str) -> int | None:
         if self.table is None:

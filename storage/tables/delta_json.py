@@ -1,4 +1,4 @@
-"""The JSON of a table's Delta log: statistics of added files, and the parsing of commits. Pure."""
+"""The JSON of a table's Delta log: commits, made and parsed. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import numpy as np
 
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.tables.manifest import TableCommit
+from tidelog.storage.tables.manifest import TableChange, TableCommit
 
 T = TypeVar("T")
 
@@ -23,6 +23,9 @@ _UNITS_MS = {
     "millisecond": 1,
 }
 _INTERVAL = re.compile(rf"(?:interval )?(\d{{1,12}}) ({'|'.join(_UNITS_MS)})s?")
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_=./-]+")
+ENGINE = "tidelog"
+"""The engine that commits of this module name."""
 _ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
 
 
@@ -46,6 +49,61 @@ def statistics(file: SegmentFile) -> str:
         "tightBounds": file.rows == file.end_offset - file.base_offset,
     }
     return msgspec.json.encode(facts).decode()
+
+
+def commit_body(change: TableChange, now_ms: int, commit_id: str) -> bytes:
+    """Return a commit in JSON lines, as deltalake would write it.
+
+    `commit_id` makes the bytes of each commit unique: a reader of them sees whose they are.
+    """
+    lines: list[dict[str, Any]] = [
+        {
+            "commitInfo": {
+                "timestamp": now_ms,
+                "operation": "WRITE",
+                "operationParameters": {"mode": "Append", "partitionBy": '["partition"]'},
+                "isBlindAppend": not change.removed,
+                "engineInfo": ENGINE,
+                "txnId": commit_id,
+            }
+        }
+    ]
+    lines += [
+        {
+            "add": {
+                "path": file.path,
+                "partitionValues": {"partition": str(file.partition)},
+                "size": file.size,
+                "modificationTime": now_ms,
+                "dataChange": change.data_change,
+                "stats": statistics(file),
+            }
+        }
+        for file in change.added
+    ]
+    lines += [
+        {
+            "remove": {
+                "path": file.path,
+                "dataChange": change.data_change,
+                "deletionTimestamp": now_ms,
+                "extendedFileMetadata": True,
+                "partitionValues": {"partition": str(file.partition)},
+                "size": file.size,
+            }
+        }
+        for file in change.removed
+    ]
+    lines += [
+        {"txn": {"appId": app_id, "version": version}}
+        for app_id, version in change.all_transactions.items()
+    ]
+    return b"\n".join(map(msgspec.json.encode, lines))
+
+
+def is_plain_path(path: str) -> bool:
+    """Return whether a path has only characters that are the same in a commit's JSON."""
+    return _PLAIN_PATH.fullmatch(path) is not None
 
 
 def interval_ms(text: str) -> int | None:
@@ -78,13 +136,16 @@ def added_of(commit: bytes) -> set[str]:
 def commit_of(body: bytes, version: int) -> TableCommit:
     """Parse a commit (JSON lines). Raises msgspec.DecodeError."""
     added: list[SegmentFile] = []
+    added_ms: list[int] = []
     removed: dict[str, int] = {}
     transactions: dict[str, int] = {}
-    author, data_change = "", False
+    author, data_change, is_plain = "", False, True
     for raw in body.splitlines():
         line = _read(_any_line, raw)
+        is_plain = is_plain and _is_plain(line)
         if line.add is not None:
             added.append(_file_of(line.add))
+            added_ms.append(line.add.modification_time)
             data_change |= line.add.data_change
         if line.remove is not None:
             path = unquote(line.remove.path)
@@ -96,7 +157,17 @@ def commit_of(body: bytes, version: int) -> TableCommit:
             commit_info = line.commit_info
             operation = commit_info.get("operation", "a commit")
             author = f"{operation} by {commit_info.get('engineInfo', 'unknown')}"
-    return TableCommit(version, added, removed, transactions, author, data_change)
+    return TableCommit(
+        version, added, removed, transactions, author, data_change, added_ms, is_plain
+    )
+
+
+def _is_plain(line: "_AnyLine") -> bool:
+    """Return whether a line is a file, a transaction or the commit's info, and no more."""
+    file = line.add or line.remove
+    if file is not None:
+        return is_plain_path(file.path) and file.deletion_vector is None
+    return line.txn is not None or line.commit_info is not None
 
 
 def _file_of(add: "_Add") -> SegmentFile:
@@ -174,14 +245,17 @@ class _Add(msgspec.Struct, rename="camel"):
     path: str
     size: int = 0
     partition_values: dict[str, str | None] | None = None
+    modification_time: int = 0
     data_change: bool = True
     stats: str | None = None
+    deletion_vector: dict[str, Any] | None = None
 
 
 class _Remove(msgspec.Struct, rename="camel"):
     path: str
     data_change: bool = True
     partition_values: dict[str, str | None] | None = None
+    deletion_vector: dict[str, Any] | None = None
 
 
 class _Statistics(msgspec.Struct, rename="camel"):

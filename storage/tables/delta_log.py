@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import re
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from tidelog.storage.tables.manifest import Removal, TableCommit
 VERSIONS_MAX = 100
 """Number of newest versions that `sync_log` syncs after a start: twice the versions between two
 checkpoints."""
+KEPT_BYTES_MAX = 16 * 1024
+"""Of a commit that stays in memory, compressed, until a checkpoint covers it."""
 _READS_MAX = 16  # commits that are read at the same time
 _LOG_FILES = ("json", "checkpoint.parquet")
 _COMMIT = re.compile(r"/(\d{20})\.json$")
@@ -46,34 +50,98 @@ async def commits_to(
     return commits
 
 
-async def transactions_at(store: ObjectStore, prefix: str, version: int) -> dict[str, int] | None:
-    """Return all application transactions of a version.
+class LogTail:
+    """The last checkpoint's version (-1: none), and the commits after it, up to a version.
+
+    They are all that the next checkpoint needs, so it costs no read of them. A commit of more than
+    KEPT_BYTES_MAX is read again instead: it names many files, each of which was a PUT.
+    """
+
+    def __init__(self, checkpoint: int, commits: Iterable[bytes] = ()) -> None:
+        self.checkpoint = checkpoint
+        self._commits: list[bytes | None] = []
+        for body in commits:
+            self.append(body)
+
+    @property
+    def version(self) -> int:
+        return self.checkpoint + len(self._commits)
+
+    def append(self, body: bytes) -> None:
+        kept = zlib.compress(body, 1) if len(body) <= KEPT_BYTES_MAX else None
+        self._commits.append(kept)
+
+    async def read(self, store: ObjectStore, prefix: str) -> tuple[bytes | None, list[bytes]]:
+        """Return the checkpoint's Parquet, if there is one, and the commits after it.
+
+        Raises ObjectNotFound, Unavailable.
+        """
+        log = f"{prefix}/_delta_log"
+
+        async def commit(number: int, kept: bytes | None) -> bytes:
+            if kept is not None:
+                return zlib.decompress(kept)
+            return await store.get(f"{log}/{number:020d}.json")
+
+        checkpoint = (
+            await store.get(checkpoint_key(prefix, self.checkpoint))
+            if self.checkpoint >= 0
+            else None
+        )
+        numbered = enumerate(self._commits, self.checkpoint + 1)
+        reads = [commit(number, kept) for number, kept in numbered]
+        return checkpoint, await together(*reads, at_once=_READS_MAX)
+
+
+async def last_checkpoint(store: ObjectStore, prefix: str) -> int:
+    """Return the version of the last checkpoint, -1 if there is none. Raises Unavailable."""
+    try:
+        return _pointer.decode(await store.get(pointer_key(prefix))).version
+    except (ObjectNotFound, msgspec.DecodeError):
+        return -1
+
+
+def checkpoint_key(prefix: str, version: int) -> str:
+    return f"{prefix}/_delta_log/{version:020d}.checkpoint.parquet"
+
+
+def pointer_key(prefix: str) -> str:
+    """Return the key of the object that names the last checkpoint."""
+    return f"{prefix}/_delta_log/_last_checkpoint"
+
+
+async def transactions_at(
+    store: ObjectStore, prefix: str, version: int
+) -> tuple[dict[str, int], LogTail] | None:
+    """Return all application transactions of a version, and the log's tail up to it.
 
     They are in the last checkpoint and the commits after it. If the log has another form than
-    deltalake writes, return None.
+    tidelog and deltalake write, or if its last checkpoint is after `version`, return None.
     """
     log = f"{prefix}/_delta_log"
-    transactions, first = dict[str, int](), 0
+    transactions, checkpoint = dict[str, int](), -1
     try:
         with contextlib.suppress(ObjectNotFound):
-            last = _pointer.decode(await store.get(f"{log}/_last_checkpoint"))
+            last = _pointer.decode(await store.get(pointer_key(prefix)))
             if last.parts is not None or last.version > version:
                 return None
-            body = await store.get(f"{log}/{last.version:020d}.checkpoint.parquet")
-            transactions, first = await asyncio.to_thread(_transactions_in, body), last.version + 1
-        if version - first > VERSIONS_MAX:
+            body = await store.get(checkpoint_key(prefix, last.version))
+            transactions, checkpoint = await asyncio.to_thread(_transactions_in, body), last.version
+        if version - checkpoint > VERSIONS_MAX + 1:
             return None
-        keys = [f"{log}/{number:020d}.json" for number in range(first, version + 1)]
-        for body in await together(*map(store.get, keys), at_once=_READS_MAX):
+        keys = [f"{log}/{number:020d}.json" for number in range(checkpoint + 1, version + 1)]
+        bodies = await together(*map(store.get, keys), at_once=_READS_MAX)
+        for body in bodies:
             transactions |= transactions_of(body)
     except (ObjectNotFound, msgspec.DecodeError, pa.ArrowException, OSError, KeyError):
         return None
-    return transactions
+    return transactions, LogTail(checkpoint, bodies)
 
 
 def _transactions_in(checkpoint: bytes) -> dict[str, int]:
-    columns = ["txn.appId", "txn.version"]
-    column: Any = pq.read_table(pa.BufferReader(checkpoint), columns=columns).column("txn")
+    # Not `pq.read_table`: of some files it returns the fields without the column around them.
+    file = pq.ParquetFile(pa.BufferReader(checkpoint))
+    column: Any = file.read(columns=["txn.appId", "txn.version"]).column("txn")
     app_ids, versions = (pc.struct_field(column, name).to_pylist() for name in ("appId", "version"))
     pairs = zip(app_ids, versions, strict=True)
     return {app_id: version for app_id, version in pairs if app_id is not None}

@@ -37,8 +37,8 @@ class DeltaRequests:
 
     def count_create(self) -> None:
         """Count the commit of version 0."""
-        self._count("list", 3)
-        self._count("get", 2)
+        self._count("list", 4)
+        self._count("get", 9)
         self._count("create")
 
     def count_commit(self, version: int) -> None:
@@ -50,6 +50,12 @@ class DeltaRequests:
             self._count("list")
             self._count("get", COMMIT_READS * CHECKPOINT_INTERVAL)
             self._count("put", 2)
+
+    def count_checkpoint(self, version: int) -> None:
+        """Count a checkpoint of the newest version that is not part of a commit."""
+        self.count_open(version)
+        self._count("list")
+        self._count("put", 2)
 
     def count_transaction_search(self, version: int) -> None:
         """Count the search for the version of a transaction in all commits since a checkpoint."""

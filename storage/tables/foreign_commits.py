@@ -95,12 +95,17 @@ def doubt_of(
 
 
 async def check(
-    table: Table, topic_of: Callable[[], Topic | None], refresh: Callable[[], Awaitable[None]]
+    table: Table,
+    topic_of: Callable[[], Topic | None],
+    refresh: Callable[[], Awaitable[None]],
+    *,
+    is_newest: bool = True,
 ) -> None:
     """Load the newest version; raise TableInDoubt if it is not what the log put there.
 
     `refresh` reads the WAL to its end; `topic_of` returns the topic from the newest state, or None
-    if the topic was deleted. Raises Corrupt, Unavailable.
+    if the topic was deleted. If not `is_newest`, the loaded version will do: a commit above it
+    fails if it is not the newest. A doubt is always one of the newest. Raises Corrupt, Unavailable.
     """
     why: str | None = None
     for is_last in (False, True):
@@ -108,7 +113,8 @@ async def check(
         sealed_ends = (
             [] if topic is None else [partition.sealed_end for partition in topic.partitions]
         )
-        await table.refresh()
+        if is_newest or is_last:
+            await table.refresh()
         if is_last:  # the state may have been older than the table
             await refresh()
         topic = topic_of()

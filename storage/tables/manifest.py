@@ -190,6 +190,10 @@ class TableCommit(NamedTuple):
     data_change: bool = True
     """False if the writer of the commit says that no row changed, but rows were moved to other
     files."""
+    added_ms: Sequence[int] = ()
+    """When each added file was committed, by its writer's wall clock."""
+    is_plain: bool = True
+    """Whether the commit has only files and transactions, in the form of the log's own commits."""
 
     @property
     def is_foreign(self) -> bool:
@@ -206,6 +210,26 @@ class TableCommit(NamedTuple):
 
     def _has_lock(self, number: int) -> bool:
         return maintenance_app_id(number) in self.transactions
+
+
+class TableChange(NamedTuple):
+    """The content of one commit before it has a version."""
+
+    added: Sequence[SegmentFile]
+    transactions: Mapping[str, int]
+    removed: Sequence[SegmentFile] = ()
+    data_change: bool = True
+    reset: Mapping[str, int] = NO_RESET
+
+    def is_in(self, view: "ManifestVersion") -> bool:
+        """Return whether this change is done. Paths of added files are unique to their commit."""
+        if not self.removed:
+            return view.has(self.added)
+        return view.shows(self.added, self.removed)
+
+    @property
+    def all_transactions(self) -> dict[str, int]:
+        return {**self.transactions, **self.reset}
 
 
 def removed_paths(removals: Iterable[Removal]) -> set[str]:
@@ -276,6 +300,19 @@ class SegmentColumns(NamedTuple):
     def sorted(self) -> "SegmentColumns":
         order = np.lexsort((self.base_offset, self.partition))
         return SegmentColumns(self.path.take(order), *(array[order] for array in self[1:]))
+
+    def filter(self, is_kept: np.ndarray) -> "SegmentColumns":
+        if is_kept.all():
+            return self
+        return SegmentColumns(
+            self.path.filter(pa.array(is_kept)), *(array[is_kept] for array in self[1:])
+        )
+
+    def joined(self, other: "SegmentColumns") -> "SegmentColumns":
+        return SegmentColumns(
+            pa.concat_arrays([self.path, other.path]),
+            *(np.concatenate(pair) for pair in zip(self[1:], other[1:], strict=True)),
+        )
 
     def of_offsets(self, start: int, end: int) -> "SegmentColumns":
         """Return the segments that hold offsets of [start, end).
@@ -401,6 +438,13 @@ class ManifestVersion:
         # A wrong file may have no offset range, so a gap after it is not counted as a hole.
         self._is_hole = np.zeros(len(base), bool)
         self._is_hole[1:] = is_next & (base[1:] > end[:-1]) & ~self._is_wrong[:-1]
+
+    def after(self, commit: TableCommit) -> "ManifestVersion":
+        """Return the next version: this one with a plain commit. Takes O(files of the table)."""
+        old, removed = self.columns, pa.array(list(commit.removed), pa.string())
+        kept = ~pc.is_in(old.path, value_set=removed).to_numpy(zero_copy_only=False)
+        added = SegmentColumns.of(commit.added, commit.added_ms)
+        return ManifestVersion(commit.version, self.prefix, old.filter(kept).joined(added))
 
     def segments(self, partition: int) -> SegmentIndex:
         """Return a partition's segments.

@@ -98,19 +98,8 @@ class MemoryManifest:
         return self._loaded()
 
     async def commits(self, count: int) -> list[TableCommit]:
-        version = self._loaded().version
-        commits = self._catalog.get(self._prefix, [])[: version + 1]
-        partitions = {file.path: file.partition for commit in commits for file in commit.files}
-        table_commits = [
-            TableCommit(
-                number,
-                commit.files,
-                {path: partitions.get(path, -1) for path in commit.removed},
-                commit.transactions,
-            )
-            for number, commit in enumerate(commits)
-        ]
-        return table_commits[:0:-1][:count]
+        numbers = range(self._loaded().version, 0, -1)
+        return [self._table_commit(number) for number in numbers[:count]]
 
     async def files_at(self, version: int) -> SegmentColumns | None:
         return self._files_at(version)
@@ -125,12 +114,21 @@ class MemoryManifest:
         versions = {app_id: self._found(app_id, loaded) for app_id in transactions}
         check_transactions(commit.files, transactions, versions)
         commits = self._catalog.setdefault(self._prefix, [MemoryCommit((), {})])
-        for later in commits[loaded + 1 :]:
+        for number, later in enumerate(commits[loaded + 1 :], loaded + 1):
             if moved := later.transactions.keys() & transactions.keys():
                 raise ManifestConflict(f"{sorted(moved)} moved after version {loaded}")
+            if self._table_commit(number).is_foreign:
+                raise ManifestConflict(f"version {number} is of another program: start again")
         all_of_them = {**transactions, **reset}
         commits.append(commit._replace(transactions=all_of_them, at_ms=self._now_ms()))
         self._load()
+
+    def _table_commit(self, number: int) -> TableCommit:
+        commits = self._catalog[self._prefix]
+        commit = commits[number]
+        partitions = {file.path: file.partition for older in commits for file in older.files}
+        removed = {path: partitions.get(path, -1) for path in commit.removed}
+        return TableCommit(number, commit.files, removed, commit.transactions)
 
     def _loaded(self) -> ManifestVersion:
         return self._view or self._load()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tidelog.storage.core.errors import TableInDoubt
+from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
@@ -39,9 +40,11 @@ class OpenTables:
         store: ObjectStore,
         topic_of_id: Callable[[str], Topic | None],
         refresh: Callable[[], Awaitable[None]],
+        clock: Clock,
     ) -> None:
         self.doubts: dict[str, TableInDoubt] = {}
         self._store = store
+        self._clock = clock
         self.topic_of_id = topic_of_id
         self.refresh = refresh
         self._open: dict[str, _OpenTable] = {}
@@ -57,7 +60,9 @@ class OpenTables:
         """
         opened_table = self._open.get(topic.topic_id)
         if opened_table is None:
-            opened_table = _OpenTable(open_table(self._store, topic.prefix, topic.name))
+            opened_table = _OpenTable(
+                open_table(self._store, topic.prefix, topic.name, self._clock)
+            )
             if self._is_known(topic.topic_id):  # nothing would drop a deleted topic's table
                 self._open[topic.topic_id] = opened_table
         if age_max_s < math.inf:
@@ -67,14 +72,15 @@ class OpenTables:
                 await opened_table.table.refresh()
         return opened_table.table
 
-    async def checked(self, topic: Topic) -> Table:
-        """Return the topic's manifest at its newest version.
+    async def checked(self, topic: Topic, *, is_newest: bool = True) -> Table:
+        """Return the topic's manifest at its newest version, or at the loaded one.
 
         Raises TableInDoubt if this version is not what the log put there. Raises Unavailable.
         """
         table = await self.of(topic)
+        topic_of = partial(self.topic_of_id, topic.topic_id)
         try:
-            await check(table, partial(self.topic_of_id, topic.topic_id), self.refresh)
+            await check(table, topic_of, self.refresh, is_newest=is_newest)
         except TableInDoubt as error:
             self.doubt(topic, error)
             raise

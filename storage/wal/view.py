@@ -31,6 +31,7 @@ from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.outcome import Outcome
+from tidelog.storage.store.moments import NEVER, Moment
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.announced import AnnouncedEntries
 from tidelog.storage.wal.checkpoint_schedule import CheckpointSchedule
@@ -38,7 +39,7 @@ from tidelog.storage.wal.clone_fence import CloneFence
 from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.store_time import StoreTime
 from tidelog.storage.wal.tail_objects import TailObjects
-from tidelog.storage.wal.view_age import NEVER, Freshness, Moment
+from tidelog.storage.wal.view_age import Freshness
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, empty_state
 
 T = TypeVar("T")

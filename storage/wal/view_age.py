@@ -1,34 +1,17 @@
-"""The age of a broker's view, by two clocks: the machine's boot clock and the store's.
+"""The age of a broker's view, by two clocks (store.moments)."""
 
-The boot clock may stop while a host pauses the machine. The store's clock has a resolution of a
-second, and is not known before the store's first answer. So a view's age is the longer of the two
-times that these clocks show.
-"""
-
-import math
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.store.moments import NEVER, Moment, age_s, moment_now
 from tidelog.storage.store.object_store import ObjectStore
 
 T = TypeVar("T")
-STORE_CLOCK_STEP_S = 1.0
-"""Resolution of the store's clock: S3 gives dates in seconds."""
 READS_MAX = 5
 """Calls of one read that `retry_after_suspend` makes. If each takes long, the object is damaged and
 the store is slow: then the caller gets the error."""
-
-
-class Moment(NamedTuple):
-    """A moment by the machine's boot clock, and by the store's in its last answer (0: none yet)."""
-
-    boot_s: float
-    store_ms: int
-
-
-NEVER = Moment(-math.inf, 0)
 
 
 class Freshness:
@@ -41,15 +24,11 @@ class Freshness:
         """The newest known moment at which the store had no entry that the view lacks."""
 
     def now(self) -> Moment:
-        return Moment(self._clock.boot_s(), self._store.seen_ms)
+        return moment_now(self._store, self._clock)
 
     def age_s(self, since: Moment) -> float:
         """Return the seconds since a moment."""
-        boot_s = self._clock.boot_s() - since.boot_s
-        seen_ms = self._store.seen_ms
-        if not (since.store_ms and seen_ms):
-            return boot_s
-        return max(boot_s, (seen_ms - since.store_ms) / 1000 - STORE_CLOCK_STEP_S)
+        return age_s(self._store, self._clock, since)
 
     def view_age_s(self) -> float:
         return self.age_s(self.moment)

@@ -167,6 +167,8 @@ class Writer:
         self._flushing_s: float | None = None  # boot time at which the flush under way began
         self._failures: list[LogError] = []  # of the last flushes; none after a success
         self.refused = SetAsideRequests(self, wal, self._committer, self.hot_log)
+        self.on_enqueued: Callable[[], None] | None = None
+        """Called when a request waits for the next flush: what it submits goes into this flush."""
         self.task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -352,6 +354,8 @@ class Writer:
             self._begin_part()
         if request.hot is None:  # requests of the hot log are committed without a time limit
             self._waiters.limit(waiter, self.clock.boot_s() + self.settings.answer_timeout_s)
+        if self.on_enqueued is not None:
+            self.on_enqueued()
         return waiter
 
     def _classify(self, request: AppendRequest) -> bool:

@@ -14,6 +14,7 @@ import deltalake
 import pytest
 
 from tests.contract.test_table import PREFIX, file, files_of, fresh, seal
+from tests.support.clock import ManualClock
 from tests.support.moto import Moto
 from tests.support.seaweed import REGION
 from tidelog.storage.core import object_keys
@@ -21,8 +22,8 @@ from tidelog.storage.core.errors import CommitUnknown, StoreUnfit, TableInDoubt,
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.s3 import S3Store
 from tidelog.storage.store.s3_options import S3Options
+from tidelog.storage.tables import commit_put, delta_json, delta_log
 from tidelog.storage.tables import delta as table
-from tidelog.storage.tables import delta_json, delta_log
 from tidelog.storage.tables.delta import DeltaManifest, open_table
 from tidelog.storage.tables.manifest import ManifestConflict, Table, seal_app_id
 
@@ -145,14 +146,19 @@ async def test_an_operator_sets_how_long_a_table_keeps_its_log(folder: FolderSto
     assert await delta_table.log_retention_ms() == 30 * 86_400_000
 
 
-async def test_stale_commit_refused(folder: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("age_s", [3600.0, 8 * 86_400.0])
+async def test_stale_commit_refused(
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
     monkeypatch.setitem(table._PROPERTIES, "delta.checkpointInterval", "5")
-    delta_table, stale = delta(folder), delta(folder)
+    clock = ManualClock()
+    delta_table, stale = delta(folder), DeltaManifest(folder, PREFIX, "orders", clock)
     await seal_often(delta_table, range(3))
     assert await stale.transaction_version(seal_app_id(0)) == 30
     await seal_often(delta_table, range(3, 16))
     clean_up(folder)
+    clock.advance(age_s)
     with pytest.raises((ManifestConflict, CommitUnknown)):
         await stale.add([file(0, 30, 35, unique="bad")], seal(35))
     assert len(await files_of(stale)) == 16
@@ -176,7 +182,8 @@ async def test_synced_before_counted(folder: FolderStore, monkeypatch: pytest.Mo
     monkeypatch.setattr(delta_log, "sync_path", lambda path: (synced.append(path.name), sync(path)))
     delta_table, other = delta(folder), delta(folder)
     await seal_often(delta_table, [0])
-    assert {"00000000000000000001.json", "_delta_log"} <= set(synced)
+    # deltalake made version 0; the store made version 1 durable itself.
+    assert {"00000000000000000000.json", "_delta_log"} <= set(synced)
     await seal_often(delta_table, [1])
     synced.clear()
     # Another process's commit may not be on the disk yet: a hole below ours would cost the table.
@@ -298,13 +305,16 @@ async def test_a_lost_answer_is_not_a_lost_commit(moto_server: Moto, how: str) -
         await store.close()
 
 
-async def test_commit_to_absent_store_is_unknown(moto_server: Moto) -> None:
+async def test_commit_to_absent_store_is_unknown(
+    moto_server: Moto, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LossyProxy(moto_server.endpoint_url, "500") as proxy:
         options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
         store = await S3Store.open(moto_server.bucket, "away", options)
         delta_table, other = [open_table(store, PREFIX, "orders") for _ in range(2)]
         await delta_table.add([file(0, 0, 10)], seal(10))
         proxy.is_away = True
+        monkeypatch.setattr(commit_put, "PUT_PAUSES_S", (0.05, 0.05))
         with pytest.raises(CommitUnknown):
             await delta_table.add([file(0, 10, 20)], seal(20))
         with pytest.raises(Unavailable):

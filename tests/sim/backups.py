@@ -80,6 +80,8 @@ class CopyTables(Tables):
     def __init__(self, world: World) -> None:
         super().__init__(world.bucket, world.draws, lambda: world.weather, world.note)
         self.copies: dict[str, Tables] = {}
+        # `CopiedDelta` reads commits alone.
+        self.properties = self.properties._replace(checkpoint_interval=10**6)
 
     def at(self, uri: str, name: str, clock: object) -> MemoryDelta:
         bucket, colon, key = uri.partition(":")
@@ -99,7 +101,7 @@ class Copies:
 
     def bucket(self) -> tuple[str, Bucket]:
         self._count += 1
-        name, bucket = f"copy{self._count}", Bucket()
+        name, bucket = f"copy{self._count}", Bucket(is_copy=True)
         self._tables.copies[name] = Tables(bucket, self._world.draws, Weather, self._world.note)
         return name, bucket
 

@@ -10,13 +10,13 @@ from tidelog.storage.cluster import sequencer
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.state import elapsed_time
 from tidelog.storage.state.time_bounds_in_effect import ClusterBounds
-from tidelog.storage.wal import view_age
+from tidelog.storage.store import moments
 
 Patch = tuple[Any, str, Any]
 
 
 def store_time_ages_no_view() -> list[Patch]:
-    return [(view_age, "STORE_CLOCK_STEP_S", math.inf)]
+    return [(moments, "STORE_CLOCK_STEP_S", math.inf)]
 
 
 def any_step() -> list[Patch]:

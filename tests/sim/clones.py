@@ -35,9 +35,9 @@ from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import Fenced, LogError
 from tidelog.storage.state.access import all_topics
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.moments import Moment
 from tidelog.storage.wal.tail_objects import TailObjects
 from tidelog.storage.wal.view import Subscriber, WalView
-from tidelog.storage.wal.view_age import Moment
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects
 from tidelog.storage.write.hot_log import HotLog, _LogFile
 from tidelog.storage.write.requests import AppendRequest

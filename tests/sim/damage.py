@@ -423,6 +423,9 @@ class DamageRun(Run):
     def _is_of_log(self, damage: Damaged) -> bool:
         """Whether anything of the log has the damaged object."""
         truth, bucket = self.world.truth, self.world.bucket
+        if damage.what == "commit":
+            prefix, version = version_of(damage.key)
+            return version > self.world.tables.checkpoint_of(prefix)
         if damage.what == "upload":
             return damage.key in live_objects(truth)
         if damage.what == "segment":

@@ -186,8 +186,8 @@ def _commit(of: Objects) -> Damaged | None:
     if "commit" in of.kinds():
         return None
     topic, bucket = of.world.truth.topic(TOPIC), of.world.bucket
-    log = [info for info in bucket.infos(f"{topic.prefix}/_delta_log/", "") if info.size > 50]
-    key = of.any_of([info.key for info in log])
+    infos = bucket.infos(f"{topic.prefix}/_delta_log/", "")
+    key = of.any_of([info.key for info in infos if info.key.endswith(".json") and info.size > 50])
     if key is None:
         return None
     of.world.tables.damaged.add(version_of(key))

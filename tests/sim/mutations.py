@@ -30,6 +30,7 @@ from tests.sim import (
     idle_mutations,
     level_mutations,
     pace_mutations,
+    table_mutations,
     upload_mutations,
     wal_mutations,
 )
@@ -432,6 +433,7 @@ MUTATIONS = (
     *itertools.starmap(Mutation, clock_mutations.MUTATIONS),
     *itertools.starmap(Mutation, pace_mutations.MUTATIONS),
     *itertools.starmap(Mutation, upload_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, table_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation(
         "a seal goes on with the topic of an old view", _sealed_by_an_old_view, ("sleepers",), 60

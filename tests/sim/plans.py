@@ -127,7 +127,7 @@ def plan_of(seed: int) -> Plan:
         ),
         writer=WriterSettings(answer_timeout_s=patience_s / 2),
         reader=draws.choice([cold, ReaderSettings()]),
-        sealer=SealerSettings(check_interval_s=0.5),
+        sealer=SealerSettings(check_interval_s=0.5, sealed_wait_s=0.3),
         membership=MembershipSettings(
             heartbeat_interval_s=1.0, member_timeout_s=3.0, quiet_interval_s=4.0, quiet_look_s=3.0
         ),

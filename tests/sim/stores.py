@@ -7,8 +7,10 @@ that is on its way arrives whatever becomes of its sender.
 """
 
 import asyncio
+import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,10 +23,28 @@ from tidelog.storage.core.errors import LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part, SegmentFile
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import Created, ObjectInfo
-from tidelog.storage.tables.delta_json import removed_of, statistics
-from tidelog.storage.tables.manifest import ManifestVersion, SegmentColumns
+from tidelog.storage.tables.commit_put import TableProperties
+from tidelog.storage.tables.delta_json import commit_body, commit_of
+from tidelog.storage.tables.manifest import ManifestVersion, SegmentColumns, TableChange
 
 T = TypeVar("T")
+
+
+COMMIT = re.compile(r"(.*)/_delta_log/(\d{20})\.json")
+CHECKPOINT = re.compile(r"/(\d{20})\.checkpoint\.parquet$")
+PROPERTIES = TableProperties(
+    is_plain=True,
+    is_append_only=False,
+    checkpoint_interval=5,
+    log_retention_ms=7 * 86_400_000,
+    file_retention_ms=7 * 86_400_000,
+)
+"""Of each table, with a checkpoint after a few commits."""
+METADATA = b"""
+{"protocol":{"minReaderVersion":1,"minWriterVersion":2}}
+{"metaData":{"id":"1","format":{"provider":"parquet","options":{}},"schemaString":"{}",\
+"partitionColumns":["partition"],"configuration":{}}}"""
+"""Of version 0; only checkpoints read it."""
 
 
 class Weather(NamedTuple):
@@ -53,16 +73,19 @@ class Commit(NamedTuple):
 
     added: Sequence[SegmentFile]
     removed: Sequence[SegmentFile]
-    transactions: dict[str, int]
+    transactions: Mapping[str, int]
     data_change: bool = True
 
 
 class Bucket(MemoryStore):
     """The objects, the tables, and the store's own clock, which is the loop's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_copy: bool = False) -> None:
+        """`is_copy`: objects come in any order, and no table is followed."""
         super().__init__()
         self.tables: dict[str, list[Commit]] = {}
+        """By prefix: what the commits there were when they were made; damage is of objects."""
+        self._is_copy = is_copy
         self.on_created: Callable[[str, bytes], None] = lambda key, body: None
 
     @property
@@ -82,11 +105,27 @@ class Bucket(MemoryStore):
         if key in self._objects:
             return Created.EXISTS
         self._objects[key] = (body, self.now_ms)
+        self._follow(key, body)
         self.on_created(key, body)
         return Created.DONE
 
     def write(self, key: str, body: bytes) -> None:
         self._objects[key] = (body, self.now_ms)
+        with contextlib.suppress(msgspec.DecodeError):  # damage
+            self._follow(key, body)
+
+    def _follow(self, key: str, body: bytes) -> None:
+        """Take a commit into its table; a table has no hole."""
+        name = COMMIT.fullmatch(key)
+        if name is None or self._is_copy:
+            return
+        commits, version = self.tables.setdefault(name[1], []), int(name[2])
+        assert version <= len(commits), f"{key} is made, the newest is {len(commits) - 1}"
+        read = commit_of(body, version)
+        files = {file.path: file for commit in commits for file in commit.added}
+        removed = [files[path] for path in read.removed if path in files]
+        commit = Commit(read.added, removed, read.transactions, read.data_change)
+        commits[version : version + 1] = [commit]
 
     def infos(self, prefix: str, start_after: str) -> list[ObjectInfo]:
         return [
@@ -255,6 +294,7 @@ class Tables:
     weather: Callable[[], Weather]
     note: Callable[[str], None]
     opened: int = field(default=0)
+    properties: TableProperties = PROPERTIES
     damaged: set[tuple[str, int]] = field(default_factory=set)
     """Prefix and version of commits that no reader can decode."""
 
@@ -263,44 +303,22 @@ class Tables:
         return MemoryDelta(self, uri)
 
     def write(self, prefix: str, commit: Commit) -> None:
-        """Make the next version, as a process of the cluster does, or any other engine."""
+        """Make the next version, as deltalake does, or any other engine."""
         commits = self.bucket.tables.setdefault(prefix, [])
         version = len(commits)
-        change = commit.data_change
-        lines = [
-            *(
-                {"txn": {"appId": app_id, "version": transaction_version}}
-                for app_id, transaction_version in commit.transactions.items()
-            ),
-            *(
-                {
-                    "add": {
-                        "path": file.path,
-                        "partitionValues": {"partition": str(file.partition)},
-                        "size": file.size,
-                        "dataChange": change,
-                        "stats": statistics(file),
-                    }
-                }
-                for file in commit.added
-            ),
-            *(
-                {
-                    "remove": {
-                        "path": file.path,
-                        "partitionValues": {"partition": str(file.partition)},
-                        "dataChange": change,
-                    }
-                }
-                for file in commit.removed
-            ),
-        ]
-        body = b"\n".join(msgspec.json.encode(line) for line in lines)
-        assert removed_of(body) == {file.path for file in commit.removed}
+        change = TableChange(commit.added, commit.transactions, commit.removed, commit.data_change)
+        body = commit_body(change, self.bucket.now_ms, f"of others {version}")
+        body += b"" if version else METADATA
         outcome = self.bucket.make(f"{prefix}/_delta_log/{version:020d}.json", body)
         assert outcome is Created.DONE, "the log of a table is deleted while it is in use"
-        commits.append(commit)
+        commits[version] = commit  # it says more of files that are no segments
         self.note(f"table {prefix} {version} {commit.transactions}")
+
+    def checkpoint_of(self, prefix: str) -> int:
+        """Return the version of the newest checkpoint, -1 if there is none."""
+        infos = self.bucket.infos(f"{prefix}/_delta_log/", "")
+        names = [CHECKPOINT.search(info.key) for info in infos]
+        return max((int(name[1]) for name in names if name), default=-1)
 
     def fails(self) -> bool:
         return self.draws.random() < self.weather().failed
@@ -329,7 +347,8 @@ class MemoryDelta:
     def refresh(self, options: object) -> None:
         if self._tables.fails():
             raise Unavailable(f"table {self._prefix} cannot be read: 503")
-        unread = range(self.version + 1, len(self._commits))
+        first = max(self.version, self._tables.checkpoint_of(self._prefix)) + 1
+        unread = range(first, len(self._commits))
         if any((self._prefix, version) in self._tables.damaged for version in unread):
             raise Unavailable(f"table {self._prefix} cannot be read: invalid JSON")
         if self._commits:
@@ -351,7 +370,7 @@ class MemoryDelta:
         for later in self._commits[self.table + 1 :]:
             if moved := later.transactions.keys() & change.transactions.keys():
                 raise DeltaError(f"{sorted(moved)} moved")
-        transactions = {**change.transactions, **change.reset}
+        transactions = change.all_transactions
         self._write(Commit(change.added, change.removed, transactions, change.data_change))
         if is_lost:
             raise DeltaError("no answer")
@@ -371,6 +390,18 @@ class MemoryDelta:
             if app_id in commit.transactions:
                 return commit.transactions[app_id]
         return None
+
+    def properties(self) -> TableProperties | None:
+        return None if self.table is None else self._tables.properties
+
+    def close(self) -> None:
+        self.table = None
+
+    def checkpoint(self, options: object) -> None:
+        raise AssertionError("tidelog makes the checkpoints of its own tables")
+
+    def sync(self, version: int) -> None:
+        """Do nothing: the bucket is durable."""
 
     def _write(self, commit: Commit) -> None:
         self._tables.write(self._prefix, commit)

@@ -225,7 +225,7 @@ SEAL = [
     (MemoryManifest, "add", RuntimeError, False),
     (MemoryManifest, "add", RuntimeError, True),
     (MemoryManifest, "add", Panic, False),
-    (MemoryManifest, "refresh", RuntimeError, False),
+    (MemoryManifest, "newest", RuntimeError, False),
 ]
 
 

@@ -11,7 +11,7 @@ from tidelog.storage.core.actions import LoseRecords
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.seal import sealer
 from tidelog.storage.seal.sealer import TAKEOVER_FACTOR, DueTails
-from tidelog.storage.state import tail_chunk_counts
+from tidelog.storage.state import idle_tails, tail_chunk_counts
 from tidelog.storage.store.memory import MemoryStore
 
 SEGMENT_MS = 100_000
@@ -51,6 +51,49 @@ async def test_old_tails_of_a_topic_go_along_with_a_tail_that_is_due() -> None:
         assert due(log, now_ms + 1, is_own=False) == []
         late_ms = now_ms + 1 + (TAKEOVER_FACTOR - 1) * SEGMENT_MS
         assert due(log, late_ms, is_own=False) == [0, 1, 2, 3]
+
+
+IDLE_AGES = {
+    "small": (1, {}, idle_tails.IDLE_MS),
+    "many chunks": (idle_tails.IDLE_CHUNKS, {}, 600_000),
+    "its own segment.ms": (1, {"segment.ms": "600000"}, 600_000),
+    "kept for an hour": (1, {"retention.ms": "4000000"}, 1_000_000),
+    "kept for minutes": (1, {"retention.ms": "1000"}, 600_000),
+    "kept without limit": (1, {"retention.ms": "-1"}, idle_tails.IDLE_MS),
+}
+
+
+@pytest.mark.parametrize("case", IDLE_AGES)
+async def test_a_nearly_idle_tail_waits_for_hours(case: str) -> None:
+    chunks, configs, age_ms = IDLE_AGES[case]
+    async with closing(await opened(MemoryStore())) as log:
+        await log.topics.create("t", 1, configs)
+        for _ in range(chunks):
+            await fill(log, 0, TIME_MS)
+        assert due(log, TIME_MS + age_ms - 1) == []
+        assert due(log, TIME_MS + age_ms) == [0]
+        topic = log.state.topic("t")
+        assert idle_tails.due_ms(topic, 0) == TIME_MS + age_ms
+        assert due(log, TIME_MS + TAKEOVER_FACTOR * age_ms - 1, is_own=False) == []
+        assert due(log, TIME_MS + TAKEOVER_FACTOR * age_ms, is_own=False) == [0]
+
+
+async def test_a_large_tail_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with closing(await opened(MemoryStore())) as log:
+        await log.topics.create("t", 1, {})
+        await fill(log, 0, TIME_MS, nbytes=1000)
+        assert due(log, TIME_MS + 600_000) == []
+        monkeypatch.setattr(idle_tails, "IDLE_BYTES", log.state.partition("t", 0).tail_bytes)
+        assert due(log, TIME_MS + 600_000) == [0]
+
+
+async def test_a_default_of_the_cluster_holds_for_idle_tails_too() -> None:
+    async with closing(await opened(MemoryStore())) as log:
+        await log.topics.create("t", 1, {})
+        await fill(log, 0, TIME_MS)
+        await log.topics.set_defaults({"log.roll.ms": "700000"})
+        assert due(log, TIME_MS + 699_999) == []
+        assert due(log, TIME_MS + 700_000) == [0]
 
 
 async def test_lost_records_alone_are_not_due_and_go_along_with_nothing() -> None:

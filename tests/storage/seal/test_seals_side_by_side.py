@@ -18,7 +18,7 @@ from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.memory import MemoryManifest
 
 REQUEST_S = 0.06
-SEALING = LogSettings(sealer=SealerSettings(check_interval_s=1.0))
+SEALING = LogSettings(sealer=SealerSettings(check_interval_s=1.0, sealed_wait_s=0.0))
 
 
 @pytest.fixture(autouse=True)
