@@ -14,6 +14,7 @@ import pytest
 from tests.support import logs
 from tests.support.cluster import Broken, Cluster
 from tests.support.faults import Fault
+from tests.support.instances import CONFIG, read
 from tests.support.maintenance import caring
 from tests.support.views import one
 from tidelog.service.telemetry.store_costs import MONTH_S, PRICES
@@ -175,6 +176,20 @@ async def test_each_read_that_does_not_wait_asks_the_store(cluster: Cluster) -> 
     assert (fetched.pieces, log.state.seq) == ([], old)
     await log.records.fetch("t", 0, 0, bytes_max=1000)
     assert log.state.seq == old + 1
+
+
+async def test_a_group_that_was_idle_is_read_at_once(cluster: Cluster) -> None:
+    """The store's time is not known for a minute then, and so the view may be as old."""
+    (log,) = await quiet(cluster, 1)
+    await log.topics.create("t", 1, {})
+    config = msgspec.structs.replace(CONFIG, max_poll_interval_ms=300_000)
+    await log.groups.rest.join("g", "m", config)
+    await log.groups.rest.subscribe("g", "m", ["t"])
+    for _ in range(25):
+        await asyncio.sleep(5.0)
+        await log.groups.rest.heartbeat("g", "m")
+    await logs.append(log, "a")
+    assert await read(log.groups.rest, "m") == ["a"]
 
 
 # -- brokers
