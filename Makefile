@@ -110,7 +110,7 @@ test-alerts: $(VENV)/.has-all  ## Test which alerts fire, with promtool of Debia
 	PATH="$${PATH}:$(dir $(PROMTOOL))" $(BIN)/python -m pytest -rs -o "python_files=with_promtool.py" tests/service $(ARGS)
 
 .PHONY: bench
-bench: has-all  ## Run the benchmarks, in 20 minutes; ARGS are --quick, --only, --json
+bench: has-all  ## Run the benchmarks, in 45 minutes; ARGS are --quick, --only, --json
 	$(BIN)/python -m tests.tools.bench $(ARGS)
 
 .PHONY: limits

@@ -101,7 +101,7 @@ async def delete_key(
     """Revoke a key and its sessions.
 
     This broker refuses them at once, other brokers when they apply the commit, after
-    `poll_interval_ms` at most.
+    `poll_interval_ms` and a second at most.
     """
     if await operations.access.delete_key(change, key_id) is None:
         raise NoSuchResource(f"Key {key_id} cannot be found.")

@@ -163,7 +163,12 @@ class Membership:
         key = object_keys.broker(broker_id)
         if self._known.get(key) is not None:
             self._hear(key)
-        elif self.clock.boot_s() >= self._looked_s + self.settings.heartbeat_interval_s:
+        else:
+            self.look_soon()
+
+    def look_soon(self) -> None:
+        """List the brokers now, unless they were listed within an interval of heartbeats."""
+        if self.clock.boot_s() >= self._looked_s + self.settings.heartbeat_interval_s:
             self._has_news.set()
 
     @property
@@ -282,6 +287,7 @@ class Membership:
         old = {key: self._known[key] for key in listed if key in self._known}
         self._known = {key: old[key] if key in old else await self._read(key) for key in listed}
         live = set(self._view.live)
+        self._rank()
         await asyncio.gather(
             *(
                 self._ask(peer)
@@ -297,8 +303,10 @@ class Membership:
 
     async def _ask(self, peer: Member) -> None:
         """Ask a broker that is new here, or silent, whether it answers."""
+        # Heartbeats wait for the answer.
+        wait_s = min(ANSWER_S, self.settings.heartbeat_interval_s / 2)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(wait_s):
                 await self._transport.announce(peer, QUESTION)
         except (LogError, TimeoutError) as error:
             log.info("broker %s does not answer yet: %s", peer.name, str(error) or "silence")

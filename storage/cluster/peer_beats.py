@@ -110,6 +110,10 @@ class PeerBeats:
         """Return whether all live brokers agree now."""
         return self.agreed_s() >= self._clock.boot_s() - AGREED_S
 
+    def on_untold(self) -> None:
+        """Handle an entry that no live broker announced: a broker may be new."""
+        self._membership.look_soon()
+
     def on_beat(self, message: Part) -> bytes:
         """Handle a peer's question, and return the answer. Raises Corrupt."""
         beat = decode_beat(message)

@@ -11,8 +11,7 @@ from typing import Protocol
 from tidelog.storage.wal.view import WalView
 
 UNTOLD_S = 600.0
-"""After an entry that no broker announced, the WAL is read often for this time. It is longer than
-the time in which a broker that no peer knew is listed."""
+"""After an entry that no broker announced, the WAL is read often for this time."""
 VIEW_AGE_SHARE = 4
 """A view is refreshed so many times before it would expire."""
 
@@ -25,6 +24,9 @@ class Agreement(Protocol):
 
     def is_quiet(self) -> bool:
         """Return whether they agree now."""
+
+    def on_untold(self) -> None:
+        """Handle an entry that none of them announced."""
 
 
 class PollPace:
@@ -59,5 +61,6 @@ class PollPace:
         if self._untold_seq > told_seq:
             self._often_until_s = now_s + UNTOLD_S
             self._noted_seq = told_seq = self._untold_seq
+            self._agreement.on_untold()
         seq = self._wal.seq
         self._untold_seq = seq if seq > told_seq else 0

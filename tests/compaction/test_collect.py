@@ -33,10 +33,12 @@ from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.records import FetchResult
 from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.tables import delta
+from tidelog.storage.tables.manifest import Table
 
 HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
@@ -66,6 +68,42 @@ async def runs(inner: MemoryStore, count: int = 4, *, hours: float = 1.0) -> lis
         plans.append(await run_once(inner))
         inner.now_ms += int(hours * HOUR_MS)
     return plans
+
+
+async def test_table_without_changes_is_opened_once(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_names: list[str] = []
+    real = MaintenanceSession.checked_table
+
+    async def checked_table(self: MaintenanceSession, topic: Topic) -> Table:
+        opened_names.append(topic.name)
+        return await real(self, topic)
+
+    monkeypatch.setattr(MaintenanceSession, "checked_table", checked_table)
+    clean: dict[str, bytes] = {}
+
+    async def opens() -> bool:
+        opened_names.clear()
+        async with caring(inner) as cluster:
+            await plan(cluster, GRACE, clean_topics=clean)
+        return bool(opened_names)
+
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        assert await opens()
+        assert not await opens()
+        await append(log, "g")
+        await log.records.seal("t")
+        assert await opens(), "a new version"
+        assert not await opens()
+        key = f"{log.state.topic('t').prefix}/partition=0/{'0' * 20}-{'0' * 19}1-{'1' * 32}.parquet"
+        await inner.put(key, [b"a segment that no version names"])
+        assert await opens()
+        assert await opens(), "it becomes garbage some day"
+        await inner.delete([key])
+        await log.topics.delete("t")
+        await opens()
+        assert not clean
 
 
 async def assert_whole(inner: MemoryStore, expected: list[str], start: int = 0) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.support import logs
 from tests.support.cluster import Broken, Cluster
 from tests.support.faults import Fault
+from tests.support.instances import CONFIG, read
 from tests.support.maintenance import caring
 from tests.support.views import one
 from tidelog.service.telemetry.store_costs import MONTH_S, PRICES
@@ -34,7 +35,7 @@ DEFAULTS = LogSettings(is_sealing=False)
 HEARTBEAT_S = DEFAULTS.membership.heartbeat_interval_s
 TIMEOUT_S = DEFAULTS.membership.member_timeout_s
 QUIET_S = DEFAULTS.membership.quiet_interval_s
-MEASURED_S = 2 * QUIET_S
+MEASURED_S = QUIET_S + HEARTBEAT_S
 PROBE_S = 2.0
 READERS = 10
 """At each broker."""
@@ -80,8 +81,8 @@ async def test_an_idle_cluster_costs_cents(
 ) -> None:
     sent = await sent_in(await quiet(cluster, brokers), MEASURED_S)
     assert dollars(sent, MEASURED_S) <= dollars_max, sent
-    assert sent["put", "brokers"] == 2 * brokers
-    assert sent["list", "brokers"] == 4, "the first in rank alone lists"
+    assert sent["put", "brokers"] == brokers
+    assert sent["list", "brokers"] == 2, "the first in rank alone lists"
 
 
 async def test_probes_and_waiting_readers_cost_a_few_cents_more(cluster: Cluster) -> None:
@@ -153,15 +154,16 @@ async def test_an_entry_of_a_program_is_seen_within_a_minute_and_the_next_one_so
             return program.state.seq
 
     seq = await commit()
-    await asyncio.sleep(DEFAULTS.quiet_poll_s + 2.0)
+    sent = await sent_in(brokers, DEFAULTS.quiet_poll_s + 3.0)
+    assert sent["list", "brokers"] >= 1, "the program may be a broker"
     assert {log.state.seq for log in brokers} == {seq}
     await asyncio.sleep(3.0)
     seq = await commit()
     await asyncio.sleep(DEFAULTS.poll_interval_s + BEAT_S + 0.2)
     assert {log.state.seq for log in brokers} == {seq}, "the finder's beats tell the others"
-    await asyncio.sleep(2 * UNTOLD_S)
-    sent = await sent_in(brokers, MEASURED_S)
-    assert dollars(sent, MEASURED_S) <= 0.30, sent
+    await asyncio.sleep(UNTOLD_S + 60.0)
+    sent = await sent_in(brokers, 120.0)
+    assert sent["get", "wal"] <= 9
 
 
 async def test_each_read_that_does_not_wait_asks_the_store(cluster: Cluster) -> None:
@@ -177,21 +179,38 @@ async def test_each_read_that_does_not_wait_asks_the_store(cluster: Cluster) -> 
     assert log.state.seq == old + 1
 
 
+async def test_a_group_that_was_idle_is_read_at_once(cluster: Cluster) -> None:
+    """The store's time is not known for a minute then, and so the view may be as old."""
+    (log,) = await quiet(cluster, 1)
+    await log.topics.create("t", 1, {})
+    config = msgspec.structs.replace(CONFIG, max_poll_interval_ms=300_000)
+    await log.groups.rest.join("g", "m", config)
+    await log.groups.rest.subscribe("g", "m", ["t"])
+    for _ in range(25):
+        await asyncio.sleep(5.0)
+        await log.groups.rest.heartbeat("g", "m")
+    await logs.append(log, "a")
+    assert await read(log.groups.rest, "m") == ["a"]
+
+
 # -- brokers
 
 
-async def test_a_killed_broker_is_not_reached_at_once_and_dead_soon(cluster: Cluster) -> None:
-    brokers = list(await quiet(cluster, 3))
-    await asyncio.sleep(100.0)
-    victim = cluster.sequencer()
-    rest = [log for log in brokers if log is not victim]
-    await cluster.kill(victim)
-    await asyncio.sleep(2.0)
-    assert {len(log.cluster.members().peers) for log in rest} == {1}
-    await asyncio.sleep(TIMEOUT_S + 2 * HEARTBEAT_S)
-    assert {len(log._membership.others) for log in rest} == {1}
-    await asyncio.sleep(DEFAULTS.membership.sweep_after_s + HEARTBEAT_S)
-    assert all(log._sequencer.beats.is_quiet() for log in rest), "its object is swept"
+async def test_a_killed_broker_is_not_reached_at_once_and_dead_soon() -> None:
+    membership = DEFAULTS.membership._replace(sweep_after_s=100.0)
+    async with Cluster(DEFAULTS._replace(membership=membership)) as cluster:
+        brokers = list(await quiet(cluster, 3))
+        await asyncio.sleep(60.0)
+        victim = cluster.sequencer()
+        rest = [log for log in brokers if log is not victim]
+        await cluster.kill(victim)
+        await asyncio.sleep(2.0)
+        assert {len(log.cluster.members().peers) for log in rest} == {1}
+        await asyncio.sleep(TIMEOUT_S + 2 * HEARTBEAT_S)
+        assert {len(log._membership.others) for log in rest} == {1}
+        assert not any(log._sequencer.beats.is_quiet() for log in rest), "it may be cut off"
+        await asyncio.sleep(membership.sweep_after_s + HEARTBEAT_S)
+        assert all(log._sequencer.beats.is_quiet() for log in rest), "its object is swept"
 
 
 async def test_a_broker_that_starts_asks_who_is_alive(cluster: Cluster) -> None:
