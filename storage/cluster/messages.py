@@ -46,7 +46,7 @@ class ForwardDraft(msgspec.Struct, frozen=True, array_like=True):
     wait_ms: int = -1
 
 
-class Forwarded(NamedTuple):
+class DecodedForward(NamedTuple):
     """A decoded draft of a peer; `wait_ms` is as in ForwardDraft."""
 
     draft: Draft
@@ -129,7 +129,7 @@ def encode_forwarded(draft: Draft, wait_ms: int = -1) -> bytes:
     return _encoder.encode(ForwardDraft(origin, draft.commits, draft.chunks, body, wait_ms))
 
 
-def decode_forwarded(message: Part) -> Forwarded:
+def decode_forwarded(message: Part) -> DecodedForward:
     """Decode a forwarded draft and verify its chunks; raises Corrupt."""
     try:
         draft = _forwarded_drafts.decode(message)
@@ -151,7 +151,7 @@ def decode_forwarded(message: Part) -> Forwarded:
         raise Corrupt(MESSAGE, "its length or number of commits is wrong")
     bodies: list[Part] = [draft.body] if draft.body else []
     decoded = Draft(draft.commits, draft.chunks, bodies, [draft.origin])
-    return Forwarded(decoded, draft.wait_ms)
+    return DecodedForward(decoded, draft.wait_ms)
 
 
 def encode_announcements(entries: Sequence[EntryAnnouncement]) -> bytes:

@@ -175,7 +175,7 @@ async def test_patient_requests_go_with_others_for_nothing() -> None:
         await prompt
 
 
-async def test_linger_0_begins_an_entry_at_once_without_a_token() -> None:
+async def test_i12_linger_0_begins_an_entry_at_once_without_a_token() -> None:
     async with paced(SPENT) as cluster:
         brokers = await started(cluster, 3)
         busy = asyncio.create_task(produce(brokers, 20.0, 0.05))
@@ -190,7 +190,7 @@ async def test_linger_0_begins_an_entry_at_once_without_a_token() -> None:
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("linger_s", [0.0, 0.4])
-async def test_a_draft_at_the_sequencer_keeps_no_impatient_request_waiting(
+async def test_i12_a_draft_at_the_sequencer_keeps_no_impatient_request_waiting(
     index: int, linger_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One flush of a broker is under way at a time, and its draft may wait for its turn."""
@@ -247,7 +247,7 @@ REQUESTS = st.lists(
 
 @examples(25)
 @given(REQUESTS, st.sampled_from([1, 3]), st.sampled_from([1, 4]), st.integers(0, 9))
-def test_no_request_waits_longer_than_its_class_and_the_puts(
+def test_i12_no_request_waits_longer_than_its_class_and_the_puts(
     requests: list[tuple[float, int, float | None]], brokers: int, burst: int, seed: int
 ) -> None:
     """A flush of its broker and an entry of the sequencer may be under way, then comes its own."""

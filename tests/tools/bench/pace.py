@@ -16,7 +16,7 @@ BUDGET = PaceSettings()
 SPENT = BUDGET._replace(commits_burst=1)
 """The default budget, after a load has spent what it had saved."""
 QUARTER = PaceSettings(flush_interval_ms=250)
-SECONDS, QUICK_S = 60.0, 12.0
+SECONDS, QUICK_S = 20.0, 6.0
 
 
 class Case(NamedTuple):
@@ -43,7 +43,6 @@ CASES: Sequence[Case] = (
     Case("3 brokers, 10 MB/s, 250 ms", 3, 100, 100_000, QUARTER, 56.0, (0.23, 0.41)),
     Case("10 brokers, 10 MB/s, 250 ms", 10, 100, 100_000, QUARTER, 60.0, (0.23, 0.41)),
     Case("10 brokers, 0.5 MB/s, 250 ms", 10, 50, 10_000, QUARTER, 60.0),
-    Case("40 brokers, 400 requests/s, the budget's saved commits", 40, 400, 100, BUDGET),
     Case("40 brokers, 400 requests/s, the budget is spent", 40, 400, 100, SPENT, 30.0),
 )
 
