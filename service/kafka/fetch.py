@@ -371,8 +371,10 @@ class _StoreReads:
 
     async def end_one(self) -> None:
         """Wait until a read has ended."""
-        done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        self.are_good = all(read.result() for read in done) and self.are_good
+        ended_tasks, self._tasks = await asyncio.wait(
+            self._tasks, return_when=asyncio.FIRST_COMPLETED
+        )
+        self.are_good = all(task.result() for task in ended_tasks) and self.are_good
 
     async def cancel(self) -> None:
         """Cancel the reads that are running, and wait for them."""

@@ -183,8 +183,10 @@ class Membership:
         It has an older version, which knows no beats. Or it does not answer: it is dead or cut off,
         and no broker knows which, until its object is swept.
         """
-        known = self._known.values()
-        return bool(self.gone) or any(peer is not None and not peer.writes_rarely for peer in known)
+        members = self._known.values()
+        return bool(self.gone) or any(
+            peer is not None and not peer.writes_rarely for peer in members
+        )
 
     def begin_leaving(self) -> None:
         """Give this broker's duties to the next in rank, as far as this broker decides it.

@@ -178,21 +178,25 @@ def decode_notice(header: Part) -> Notice:
         raise Corrupt(MESSAGE, f"does not decode: {error}") from error
 
 
-def encode_object_range(asked: ObjectRange) -> bytes:
-    return _encoder.encode(asked)
+def encode_object_range(object_range: ObjectRange) -> bytes:
+    return _encoder.encode(object_range)
 
 
 def decode_object_range(message: Part) -> ObjectRange:
     """Decode a question for a part of an entry or of an upload; raises Corrupt."""
     try:
-        asked = _object_ranges.decode(message)
+        object_range = _object_ranges.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(MESSAGE, f"does not decode: {error}") from error
-    if not object_keys.is_tail_object(asked.key):
-        raise Corrupt(MESSAGE, f"asks for {asked.key!r}, which is no key of an entry or upload")
-    if not (asked.start >= 0 and 0 < asked.length <= OBJECT_RANGE_BYTES_MAX):
-        raise Corrupt(MESSAGE, f"asks for {asked.length} bytes at {asked.start} of an object")
-    return asked
+    if not object_keys.is_tail_object(object_range.key):
+        raise Corrupt(
+            MESSAGE, f"asks for {object_range.key!r}, which is no key of an entry or upload"
+        )
+    if not (object_range.start >= 0 and 0 < object_range.length <= OBJECT_RANGE_BYTES_MAX):
+        raise Corrupt(
+            MESSAGE, f"asks for {object_range.length} bytes at {object_range.start} of an object"
+        )
+    return object_range
 
 
 QUESTION = encode_announcements([])

@@ -100,5 +100,5 @@ async def answer_object_range(objects: TailObjects, message: Part) -> bytes:
 
     Raises Corrupt for a message that is no such question; ObjectNotFound, Unavailable.
     """
-    asked = decode_object_range(message)
-    return await objects.serve(asked.key, asked.start, asked.length)
+    object_range = decode_object_range(message)
+    return await objects.serve(object_range.key, object_range.start, object_range.length)

@@ -448,10 +448,10 @@ class DeltaManifest:
         Return False, and change nothing, if the commit is not in the form of the log's own ones.
         """
         assert self._view is not None
-        taken = await self._call(pool, self._after, self._view, body, is_own)
-        if taken is None:
+        next_view = await self._call(pool, self._after, self._view, body, is_own)
+        if next_view is None:
             return False
-        view, transactions = taken
+        view, transactions = next_view
         served_view = await self._served_of(view)
         self._view, self._served = view, served_view
         self._transactions.update(transactions)

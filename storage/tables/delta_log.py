@@ -68,8 +68,8 @@ class LogTail:
         return self.checkpoint + len(self._commits)
 
     def append(self, body: bytes) -> None:
-        kept = zlib.compress(body, 1) if len(body) <= KEPT_BYTES_MAX else None
-        self._commits.append(kept)
+        packed = zlib.compress(body, 1) if len(body) <= KEPT_BYTES_MAX else None
+        self._commits.append(packed)
 
     async def read(self, store: ObjectStore, prefix: str) -> tuple[bytes | None, list[bytes]]:
         """Return the checkpoint's Parquet, if there is one, and the commits after it.
@@ -78,9 +78,9 @@ class LogTail:
         """
         log = f"{prefix}/_delta_log"
 
-        async def commit(number: int, kept: bytes | None) -> bytes:
-            if kept is not None:
-                return zlib.decompress(kept)
+        async def commit(number: int, packed: bytes | None) -> bytes:
+            if packed is not None:
+                return zlib.decompress(packed)
             return await store.get(f"{log}/{number:020d}.json")
 
         checkpoint = (
@@ -89,7 +89,7 @@ class LogTail:
             else None
         )
         numbered = enumerate(self._commits, self.checkpoint + 1)
-        reads = [commit(number, kept) for number, kept in numbered]
+        reads = [commit(number, packed) for number, packed in numbered]
         return checkpoint, await together(*reads, at_once=_READS_MAX)
 
 

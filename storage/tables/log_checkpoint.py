@@ -127,8 +127,8 @@ def _cast(column: Any, to: pa.DataType) -> pa.Array:
     if not pa.types.is_struct(kind):
         return column.cast(to)
     names = {kind.field(index).name for index in range(kind.num_fields)}
-    wanted = {to.field(index).name for index in range(to.num_fields)}
-    for name in names - wanted - {"stats", "lastUpdated"}:
+    own_names = {to.field(index).name for index in range(to.num_fields)}
+    for name in names - own_names - {"stats", "lastUpdated"}:
         if pc.struct_field(column, name).null_count < len(column):
             raise _Unknown(name)
     fields = [to.field(index) for index in range(to.num_fields)]
@@ -175,10 +175,10 @@ def _replayed(
 def _take(new: dict[str, dict[str, Any]], kind: str, action: dict[str, Any]) -> None:
     if kind not in new:
         raise _Unknown(kind)
-    known = {
+    own_names = {
         SCHEMA.field(kind).type.field(i).name for i in range(SCHEMA.field(kind).type.num_fields)
     }
-    strange = [name for name in action if name not in known and action[name] is not None]
+    strange = [name for name in action if name not in own_names and action[name] is not None]
     if set(strange) - {"stats", "lastUpdated"}:
         raise _Unknown(f"{kind}.{strange}")
     if kind in {"add", "remove"}:

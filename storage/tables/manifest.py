@@ -442,9 +442,9 @@ class ManifestVersion:
     def after(self, commit: TableCommit) -> "ManifestVersion":
         """Return the next version: this one with a plain commit. Takes O(files of the table)."""
         old, removed = self.columns, pa.array(list(commit.removed), pa.string())
-        kept = ~pc.is_in(old.path, value_set=removed).to_numpy(zero_copy_only=False)
+        is_left = ~pc.is_in(old.path, value_set=removed).to_numpy(zero_copy_only=False)
         added = SegmentColumns.of(commit.added, commit.added_ms)
-        return ManifestVersion(commit.version, self.prefix, old.filter(kept).joined(added))
+        return ManifestVersion(commit.version, self.prefix, old.filter(is_left).joined(added))
 
     def segments(self, partition: int) -> SegmentIndex:
         """Return a partition's segments.

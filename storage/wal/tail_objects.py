@@ -229,8 +229,8 @@ class TailObjects:
 
     def _is_dense(self, part: _ObjectPart) -> bool:
         """Return whether readers wanted several blocks of most of the last other parts."""
-        others = [len(wanted) > 1 for wanted in self._recent if wanted is not part.wanted]
-        return 2 * sum(others) > len(others)
+        are_dense = [len(blocks) > 1 for blocks in self._recent if blocks is not part.wanted]
+        return 2 * sum(are_dense) > len(are_dense)
 
     def _new_part(self, key: str, number: int) -> _ObjectPart:
         part = self._parts[key, number] = _ObjectPart(number * PART_BYTES)

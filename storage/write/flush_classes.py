@@ -42,10 +42,10 @@ class OpenClasses:
             self._prompt_s = now_s
         return is_earlier
 
-    def restart(self, left: Iterable[AppendRequest], now_s: float) -> None:
+    def restart(self, requests: Iterable[AppendRequest], now_s: float) -> None:
         """Begin again with the requests that a flush has left."""
         self.until_s = self._prompt_s = math.inf
-        for request in left:
+        for request in requests:
             self.until_s = min(self.until_s, request.until_s)
             self._prompt_s = now_s
 

@@ -141,8 +141,8 @@ class SegmentParts:
 
         If an upload failed, or is old, the draft of its part has the bytes, as without parts.
         """
-        others = requests[sum(len(part.requests) for part in begun) :]
-        encoded_parts = [] if begun and not others else [await self._encode(others)]
+        last_requests = requests[sum(len(part.requests) for part in begun) :]
+        encoded_parts = [] if begun and not last_requests else [await self._encode(last_requests)]
         if begun and encoded_parts and self._uploads is not None:
             # While the parts before it are on their way.
             (last,) = encoded_parts

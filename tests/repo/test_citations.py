@@ -21,7 +21,7 @@ DESIGN = [path for path in PAGES if Path("storage/docs") in path.parents and pat
 CHAPTERS = [path for path in DESIGN if path.parent.name == "design"]
 DECISIONS = Path("storage/docs/design/13-decisions.md")
 DIALECTS = Path("service/docs/DIALECTS.md")
-INVARIANTS = {f"I{number}" for number in range(1, 12)}
+INVARIANTS = {f"I{number}" for number in range(1, 13)}
 
 _NUMBERS = r"(\d+(?:\.\d+)?(?:(?:, | and )\d+(?:\.\d+)?)*)"
 SECTIONS = re.compile(rf"\b(DESIGN|FORMAT)(?:\.md)?(?:,? sections?)? {_NUMBERS}")
