@@ -4,7 +4,7 @@ import pytest
 
 from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import REMOVED, Settings, load
-from tidelog.storage.core.log_settings import LogSettings
+from tidelog.storage.core.log_settings import LogSettings, PaceSettings
 from tidelog.storage.core.time_bounds import Bounds
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.write.writer import WriterSettings
@@ -123,10 +123,18 @@ def test_codec_follows_store() -> None:
     assert load({"store": "./x"}, {}).log_settings().writer.codec == ""
 
 
+def test_only_a_store_whose_requests_cost_has_a_budget_of_commits() -> None:
+    assert load({"store": "s3://b/p"}, {}).log_settings().pace == PaceSettings()
+    given = {"commits_per_minute": "60", "commits_burst": "9", "flush_interval_ms": "250"}
+    assert load({"store": "s3://b/p", **given}, {}).log_settings().pace == (60, 9, 250)
+    assert load({"store": "./x", **given}, {}).log_settings().pace == (0, 9, 250)
+
+
 def test_defaults_are_those_of_log() -> None:
     sized = ReaderSettings()
     assert Settings().log_settings() == LogSettings()._replace(
-        writer=WriterSettings(codec="", answer_timeout_s=30.0)
+        writer=WriterSettings(codec="", answer_timeout_s=30.0),
+        pace=PaceSettings(commits_per_minute=0),
     )
     assert Settings().log_settings().reader == sized
     none = load({"read_cache_bytes": "0"}, {}).log_settings().reader
