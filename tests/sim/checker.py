@@ -377,6 +377,7 @@ class _Records:
                 continue
             if (
                 not answer.records
+                and not request.may_lag
                 and request.offset < known_end
                 and answer.next_offset <= request.offset
             ):

@@ -440,7 +440,14 @@ class Reader(Client):
             return None
         bytes_max, wait_s = draws.choice([1, 70, 1 << 20]), draws.choice([0.0, 0.0, 1.0])
         op = self.begin(
-            history.Fetch, self.name, topic, number, offset, broker=broker.name, stream=stream
+            history.Fetch,
+            self.name,
+            topic,
+            number,
+            offset,
+            broker=broker.name,
+            stream=stream,
+            may_lag=wait_s > 0 and self.world.has_unknown_brokers,
         )
 
         async def fetch(broker: Broker) -> Answer:

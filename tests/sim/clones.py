@@ -135,6 +135,7 @@ class CloneRun(Run):
         self.cloned: set[str] = set()
         """The names in the WAL of processes that have a copy."""
         world.expects = self._expects
+        world.has_unknown_brokers = True
 
     def _expects(self, error: LogError) -> bool:
         return isinstance(error, Fenced) and any(name in str(error) for name in self.cloned)

@@ -110,6 +110,7 @@ class Fetch(_Invocation, frozen=True):
     """Records from an offset on: `fetched`, or `outofrange`.
 
     `stream`, if any, names a reader whose next fetch continues at `next_offset` of the last.
+    `may_lag`: an empty answer may lack what a process acknowledged that no broker knows.
     """
 
     client: str
@@ -118,6 +119,7 @@ class Fetch(_Invocation, frozen=True):
     offset: int
     broker: str = ""
     stream: str = ""
+    may_lag: bool = False
 
 
 class Fetched(_Outcome, frozen=True):

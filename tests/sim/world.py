@@ -96,6 +96,9 @@ class World:
         self.air = Air()
         self.cut_ways: set[tuple[str, str]] = set()
         """Ways from one broker's address to another's on which no message arrives."""
+        self.has_unknown_brokers = False
+        """Whether brokers run that the others do not know: a copy has the id of another one. A read
+        that waits may lack what it acknowledged (I3)."""
         self.loses_entries = False
         """Whether all announcements of entries are lost."""
         self.full = 0.0
