@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 
 from tidelog.storage.core.actions import AnyAction
-from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.core.model import Acks
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.waiters import Waiter
@@ -40,13 +40,17 @@ class SealedActions:
     async def commit(self, actions: Sequence[AnyAction], *, is_patient: bool) -> None:
         """Commit the actions. Raises the errors of `Writer.append`."""
         for start in range(0, len(actions), ACTIONS_MAX):
-            request = AppendRequest((), 0, actions=list(actions[start : start + ACTIONS_MAX]))
+            some = list(actions[start : start + ACTIONS_MAX])
             if is_patient:
-                await self._commit_with_others(request)
-            else:
-                await self._writer.append(request, Acks.ALL)
+                try:
+                    await self._commit_with_others(some)
+                    continue
+                except Unavailable:
+                    pass  # the store may have refused the entry for the sake of another request
+            await self._writer.append(AppendRequest((), 0, actions=some), Acks.ALL)
 
-    async def _commit_with_others(self, request: AppendRequest) -> None:
+    async def _commit_with_others(self, actions: list[AnyAction]) -> None:
+        request = AppendRequest((), 0, actions=actions)
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[Waiter] = loop.create_future()
         self._waiting.append((request, sent))

@@ -191,7 +191,7 @@ def _commit(of: Objects) -> Damaged | None:
     if key is None:
         return None
     of.world.tables.damaged.add(version_of(key))
-    return of.changed("commit", key, bucket.read(key)[:-40])
+    return of.changed("commit", key, bucket.read(key)[:-20])  # within its last line
 
 
 def _stray(of: Objects, deed: str, beyond: int) -> Damaged | None:

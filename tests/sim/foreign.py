@@ -109,7 +109,9 @@ class ForeignRun(Run):
                 # Its records may have the time of a wrong clock, and be due in half an hour only.
                 with contextlib.suppress(LogError, Silence, Refusal):
                     await world.ask(
-                        world.ready()[0].address, lambda broker: broker.log.records.seal(OTHER)
+                        world.ready()[0].address,
+                        lambda broker: broker.log.records.seal(OTHER),
+                        timeout_s=5.0,  # the request or its answer may be lost
                     )
         world.bug("the other topic is not sealed any more")
 

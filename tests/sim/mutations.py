@@ -436,7 +436,7 @@ MUTATIONS = (
     *itertools.starmap(Mutation, table_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation(
-        "a seal goes on with the topic of an old view", _sealed_by_an_old_view, ("sleepers",), 60
+        "a seal goes on with the topic of an old view", _sealed_by_an_old_view, ("sleepers",), 160
     ),
     Mutation("sealed in the WAL before the table", _sealed_before_the_table, ("tables",), 30),
     Mutation("a segment that misses its last record", _seal_a_record_too_many, ("tables",), 5),
@@ -455,7 +455,7 @@ MUTATIONS = (
     Mutation("collects entries of tails", _collect_unsealed, ("sleepers",), 30),
     Mutation("collects without a grace", _collect_without_grace, ("sleepers",), 80),
     Mutation("collects what no checkpoint covers", _collect_uncovered, ("sleepers",), 30),
-    Mutation("collects a segment too many", _collect_a_segment_too_many, ("sleepers",), 5),
+    Mutation("collects a segment too many", _collect_a_segment_too_many, ("sleepers",), 20),
     Mutation("commits of any generation", _no_generations, ("groups",), 80),
     Mutation("what is sent counts as delivered", _sent_is_delivered, ("groups",), 60),
     Mutation("every member owns everything", _everybody_owns, ("groups",), 5),
