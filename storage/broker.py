@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.records import ClusterRecords
 from tidelog.storage.runtime.clock import Clock
-from tidelog.storage.runtime.tasks import begin_duty, surviving
+from tidelog.storage.runtime.tasks import begin_duty, retrieve_exception, surviving
 from tidelog.storage.runtime.tracer_interface import NO_OBSERVER, Observer
 from tidelog.storage.seal.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
 from tidelog.storage.state.access import TopicFilter, all_topics
@@ -62,6 +62,7 @@ from tidelog.storage.wal.tail_objects import TailObjectCounters, TailObjects
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
 from tidelog.storage.write import hot_log_file, recovered_requests
+from tidelog.storage.write.waiters import Waiter
 from tidelog.storage.write.writer import WriterCounters, WriterSettings
 
 
@@ -303,11 +304,9 @@ class Broker:
         kept_files = [file for file in files if file.is_kept and file.requests]
         files = [file for file in files if file not in kept_files]
         requests = [request for file in files for request in file.requests]
-        for waiter in self._log.writer.recover(requests):
-            # A refusal is a final outcome, for example because the topic was deleted since. A
-            # request that is set aside is in another file.
-            with contextlib.suppress(UnknownTopic, InvalidRequest, SetAside):
-                await waiter
+        if requests:
+            await self._until_committed(self._log.writer.recover(requests))
+        self._log.writer.end_recovery()
         if requests:
             log.info("hot log: recovered %d requests of a crashed process", len(requests))
         # All requests have an outcome. Only now delete the files, and then retire their marks.
@@ -316,6 +315,27 @@ class Broker:
         # `kept_files`.
         if kept_files:
             self._log.writer.adopt(kept_files)
+
+    async def _until_committed(self, waiters: Sequence[Waiter]) -> None:
+        """Wait until recovered requests have an outcome.
+
+        Raises Unavailable if another process has committed some of them: it has a copy of the file.
+        **On a crash**, and then: the next start reads the WAL back again.
+        """
+        fence = asyncio.create_task(self._log.wal.clone_fence.until_fenced(), name="tidelog-fence")
+        try:
+            for waiter in waiters:
+                await asyncio.wait((waiter, fence), return_when=asyncio.FIRST_COMPLETED)
+                self._log.wal.clone_fence.check_fence()
+                # A refusal is a final outcome, for example because the topic was deleted since. A
+                # request that is set aside is in another file.
+                with contextlib.suppress(UnknownTopic, InvalidRequest, SetAside):
+                    await waiter
+        finally:
+            fence.cancel()
+            await asyncio.gather(fence, return_exceptions=True)
+            for waiter in waiters:
+                waiter.add_done_callback(retrieve_exception)
 
     async def join(
         self, address: str, port: int = 0, kafka: tuple[KafkaListener, ...] = (), zone: str = ""

@@ -146,10 +146,12 @@ class Log:
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
         """Drop data of deleted topics and lost records; wake fetches of changed partitions."""
-        for commit in entry.commits:
+        for commit, outcome in zip(entry.commits, applied.outcomes, strict=True):
             if commit.hot is not None:
                 marks = {commit.hot.log_id: commit.hot.seq}
                 self.writer.check_marks(marks, entry.seq, is_reset=False)
+                if entry.writer != self.wal.writer and not outcome.is_duplicate:
+                    self.writer.check_recovered(commit.commit_id, entry.seq)
             for action in commit.actions:
                 if isinstance(action, LoseRecords):  # from a repair; do not serve them
                     self.losses += 1

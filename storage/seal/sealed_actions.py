@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tidelog.storage.core.actions import AnyAction
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.core.model import Acks
+from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.waiters import Waiter
 from tidelog.storage.write.writer import Writer
@@ -70,6 +71,9 @@ class SealedActions:
             if sent.done():  # cancelled
                 continue
             try:
-                sent.set_result(self._writer.submit(request))
+                waiter = self._writer.submit(request)
             except LogError as error:
                 sent.set_exception(error)
+            else:
+                waiter.add_done_callback(retrieve_exception)  # the seal may be cancelled
+                sent.set_result(waiter)

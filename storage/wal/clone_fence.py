@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from tidelog.storage.codec.entry import DecodedEntry, Entry
-from tidelog.storage.core.errors import Fenced
+from tidelog.storage.core.errors import Fenced, LogError
 from tidelog.storage.state.cluster_state import ClusterState
 
 log = logging.getLogger("tidelog.wal")
@@ -28,7 +28,7 @@ class CloneFence:
         self.writer = writer
         # Number and time of own entries by their hash, the newest last.
         self._puts: dict[bytes, tuple[int, int]] = {}
-        self._fence: Fenced | None = None
+        self._fence: LogError | None = None
         self._fenced = asyncio.Event()
 
     def add(self, entry_hash: bytes, entry: Entry) -> None:
@@ -61,17 +61,21 @@ class CloneFence:
 
     def fence(self, seq: int) -> None:
         """Stop new commits of this process: its copy wrote entry `seq` or an earlier entry."""
+        self.stop(Fenced(self.writer, seq))
+
+    def stop(self, error: LogError) -> None:
+        """Stop new commits of this process: they raise the error. Keep the first error."""
         if self._fence is None:
-            self._fence = Fenced(self.writer, seq)
+            self._fence = error
             log.error("%s", self._fence)
             self._fenced.set()
 
     def check_fence(self) -> None:
-        """Raise Fenced if the WAL has shown a copy of this process."""
+        """Raise Fenced if the WAL has shown a copy of this process, or the error of `stop`."""
         if self._fence is not None:
             raise self._fence
 
     async def until_fenced(self) -> None:
-        """Wait until the WAL shows a copy of this process; then raise Fenced."""
+        """Wait until `check_fence` raises its error; then raise it."""
         await self._fenced.wait()
         self.check_fence()

@@ -166,6 +166,8 @@ class Writer:
         self._closing = False
         self._flushing_s: float | None = None  # boot time at which the flush under way began
         self._failures: list[LogError] = []  # of the last flushes; none after a success
+        self._recovering: set[bytes] = set()
+        """Commit ids of requests that a recovery enqueued."""
         self.refused = SetAsideRequests(self, wal, self._committer, self.hot_log)
         self.on_enqueued: Callable[[], None] | None = None
         """Called when a request waits for the next flush: what it submits goes into this flush."""
@@ -293,6 +295,9 @@ class Writer:
         """
         if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
             self.wal.clone_fence.fence(seq)
+        if is_reset and self._recovering:
+            why = "the view of the WAL expired while a hot log was recovered"
+            self.wal.clone_fence.stop(Unavailable(f"{why}: start this broker again"))
 
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
         """Enqueue requests that no client of this process sent, also above the buffer's bound.
@@ -302,8 +307,23 @@ class Writer:
         """
         for request in requests:
             request.linger_s = 0.0
+        self._recovering |= {request.commit_id for request in requests}
         self.buffered_bytes += sum(request.cost for request in requests)
         return [self._enqueue(request) for request in requests]
+
+    def end_recovery(self) -> None:
+        """Note that all recovered requests have an outcome."""
+        self._recovering.clear()
+
+    def check_recovered(self, commit_id: bytes, seq: int) -> None:
+        """Stop this process if entry `seq` of another process committed a recovered request.
+
+        Both processes have a copy of the file, and searched the WAL before either of them
+        committed. The next start of this process finds the commit.
+        """
+        if commit_id in self._recovering:
+            why = f"entry {seq} has requests of a hot log that this process is recovering"
+            self.wal.clone_fence.stop(Unavailable(f"{why}, too: start this broker again"))
 
     def adopt(self, files: Sequence[Recovered]) -> None:
         """Take over requests that a crashed process had set aside; try them every minute."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.sim import machine
-from tests.sim.clients import TOPIC, Load, Newcomers, Producer, Reader, Witness
+from tests.sim.clients import TOPIC, Newcomers, Producer, Reader, Witness
 from tests.sim.finish import finish
 from tests.sim.history import Written
 from tests.sim.network import Air
@@ -33,8 +33,6 @@ from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core import format_levels
 from tidelog.storage.core.errors import Fenced, LogError
-from tidelog.storage.core.log_settings import PaceSettings
-from tidelog.storage.core.topic_configs import FLUSH_MS
 from tidelog.storage.state.access import all_topics
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.moments import Moment
@@ -308,9 +306,6 @@ def plan_of_clones(seed: int) -> Plan:
         brokers=max(plan.brokers, 1 + seed // 2 % 2),
         troubles=tuple(troubles),
         weather=plan.weather._replace(raises=0.0, refused_part=b""),
-        settings=plan.settings._replace(pace=PaceSettings()),  # as these worlds were before
-        load=plan.load._replace(lingers_s=Load().lingers_s),
-        configs={name: text for name, text in plan.configs.items() if name != FLUSH_MS},
         trouble_s=min(plan.trouble_s, 2.0),
     )
 
