@@ -299,16 +299,21 @@ class Broker:
         if not self._has_peers:
             self._start_groups()
 
-    async def _recommit(self, files: list[hot_log_file.Recovered]) -> None:
-        files = await recovered_requests.settled(self._log.wal, files)
-        kept_files = [file for file in files if file.is_kept and file.requests]
-        files = [file for file in files if file not in kept_files]
-        requests = [request for file in files for request in file.requests]
-        if requests:
-            await self._until_committed(self._log.writer.recover(requests))
-        self._log.writer.end_recovery()
-        if requests:
-            log.info("hot log: recovered %d requests of a crashed process", len(requests))
+    async def _recommit(self, all_files: list[hot_log_file.Recovered]) -> None:
+        try:
+            files = await recovered_requests.settled(self._log.wal, all_files)
+            kept_files = [file for file in files if file.is_kept and file.requests]
+            files = [file for file in files if file not in kept_files]
+            requests = [request for file in files for request in file.requests]
+            if requests:
+                await self._until_committed(self._log.writer.recover(requests))
+                log.info("hot log: recovered %d requests of a crashed process", len(requests))
+            self._log.writer.end_recovery()
+        except BaseException:
+            # A flush may still be under way. The next recovery of these files gives the requests
+            # the same marks, of which `apply` accepts each once.
+            hot_log_file.release(all_files)
+            raise
         # All requests have an outcome. Only now delete the files, and then retire their marks.
         await self._log.writer.retire(await asyncio.to_thread(hot_log_file.discard, files))
         # Not before `files` are deleted, because they may contain the same requests as

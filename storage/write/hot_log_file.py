@@ -95,8 +95,7 @@ def recover(directory: Path, cluster_id: str) -> list[Recovered]:
                 os.close(fd)
                 raise
     except BaseException as error:
-        for recovered in files:
-            os.close(recovered.fd)
+        release(files)
         if isinstance(error, OSError):
             raise StoreUnfit(f"hot logs in {directory} cannot be read: {error}") from error
         raise
@@ -139,6 +138,12 @@ def _lock(path: Path) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def release(files: Sequence[Recovered]) -> None:
+    """Release the locks of files, for the next recovery."""
+    for recovered in files:
+        os.close(recovered.fd)
 
 
 def discard(files: Sequence[Recovered]) -> set[str]:

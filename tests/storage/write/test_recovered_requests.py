@@ -1,6 +1,7 @@
 """Hot logs that two machines have: a clone and its original, a restored disk (DESIGN 11)."""
 
 import asyncio
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import Commit, Draft, HotMark
 from tidelog.storage.codec.record_columns import Rows
 from tidelog.storage.core.actions import MoveLogStart
-from tidelog.storage.core.errors import CommitUnknown, Fenced
+from tidelog.storage.core.errors import CommitUnknown, Fenced, Unavailable
 from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import Acks
 from tidelog.storage.store.memory import MemoryStore
@@ -97,6 +98,31 @@ async def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path)
     await recovered(store, 2, tmp_path / "one")
     await recovered(store, 3, tmp_path / "restored")
     assert await held(store) == ["X", "Y"]
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.01, 0.03, 0.05])
+async def test_i1_two_recoveries_at_the_same_time_commit_nothing_twice(
+    tmp_path: Path, wait_s: float
+) -> None:
+    """Both read the WAL back before either commits; the second one starts again."""
+    store = MemoryStore()
+    log = await opened(store, 1, None)
+    await log.topics.create("t", 1, {})
+    folders = tmp_path / "one", tmp_path / "two"
+    await crashed(folders[0], log, "shared", "X")
+    await crashed(folders[1], log, "shared", "Z")
+    await log.close()
+
+    async def recover(number: int) -> None:
+        await asyncio.sleep(wait_s * number)
+        for attempt in range(2):
+            with contextlib.suppress(Unavailable):
+                await recovered(store, 2 + 2 * number + attempt, folders[number])
+                return
+        raise AssertionError("the second start finds the commits of the other process")
+
+    await asyncio.gather(recover(0), recover(1))
+    assert sorted(await held(store)) == ["X", "Z", "shared"]
 
 
 async def test_request_with_committed_own_mark_is_left_out(tmp_path: Path) -> None:
