@@ -18,7 +18,6 @@ from tidelog.storage.wal.clone_fence import CloneFence
 from tidelog.storage.wal.wal_objects import WalObjects
 from tidelog.storage.write import recovered_requests
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.writer import Writer
 
 Patches = list[tuple[Any, str, Any]]
 IDS_WAITING = 1000
@@ -123,13 +122,6 @@ def ids_wait_in_memory() -> Patches:
     return [(KafkaLog, "reserve_producer_id", reserve)]
 
 
-def no_look_at_other_recoveries() -> Patches:
-    def check_recovered(self: Writer, commit_id: bytes, seq: int) -> None:
-        return None
-
-    return [(Writer, "check_recovered", check_recovered)]
-
-
 DAMAGE = ("damage",)
 CLONES = ("clones",)
 MUTATIONS = (
@@ -142,6 +134,5 @@ MUTATIONS = (
     ("a copy does not fence a view that was loaded", no_fence_after_a_reload, CLONES, 59),
     ("a fenced broker forwards drafts", a_fenced_broker_forwards, CLONES, 59),
     ("producer ids wait in a broker's memory", ids_wait_in_memory, CLONES, 20),
-    ("two recoveries of a request do not see each other", no_look_at_other_recoveries, CLONES, 59),
     ("a recovery takes marks of a copy for its own", used_marks_are_committed, CLONES, 59),
 )
