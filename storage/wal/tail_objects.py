@@ -20,7 +20,7 @@ from typing import Protocol
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core.errors import cut_off
 from tidelog.storage.core.model import Part
-from tidelog.storage.runtime.tasks import retrieve_exception
+from tidelog.storage.runtime.tasks import retrieve_exception, together
 from tidelog.storage.store.object_store import ObjectStore
 
 log = logging.getLogger("tidelog.wal")
@@ -185,16 +185,19 @@ class TailObjects:
         return await self._bytes(key, start, length, is_forwarded=True)
 
     async def _bytes(self, key: str, start: int, size: int, *, is_forwarded: bool) -> bytes:
-        pieces: list[bytes] = []
+        """Return bytes [start, start + size), or fewer at the object's end."""
         end = start + size
-        for number in range(start // PART_BYTES, max(end - 1, start) // PART_BYTES + 1):
-            first = max(start, number * PART_BYTES)
-            last = min(end, (number + 1) * PART_BYTES)
-            piece = await self._piece(key, number, first, last, is_forwarded=is_forwarded)
-            pieces.append(piece)
-            if len(piece) < last - first:
-                break  # the object's end
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        numbers = range(start // PART_BYTES, max(end - 1, start) // PART_BYTES + 1)
+        bounds = [
+            (number, max(start, number * PART_BYTES), min(end, (number + 1) * PART_BYTES))
+            for number in numbers
+        ]
+        if len(bounds) == 1:
+            return await self._piece(key, *bounds[0], is_forwarded=is_forwarded)
+        pieces = [
+            self._piece(key, *part_bounds, is_forwarded=is_forwarded) for part_bounds in bounds
+        ]
+        return b"".join(await together(*pieces))
 
     async def _piece(
         self, key: str, number: int, start: int, end: int, *, is_forwarded: bool

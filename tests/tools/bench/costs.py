@@ -72,6 +72,8 @@ class Case(NamedTuple):
     seals: int = 0
     records_s: float = 0.0
     flush_interval_ms: int | None = None
+    commits_burst: int | None = None
+    record_bytes: int = RECORD_BYTES
     partitions: int = PARTITIONS
     readers: int = 0
     is_probed: bool = False
@@ -80,10 +82,13 @@ class Case(NamedTuple):
 
     @property
     def settings(self) -> dict[str, object]:
-        interval = self.flush_interval_ms
+        pace = {
+            "flush_interval_ms": self.flush_interval_ms,
+            "commits_burst": self.commits_burst,
+        }
         return {
             "retention_check_interval_ms": int(self.round_s * 1000) if self.topics else 0,
-            **({} if interval is None else {"flush_interval_ms": interval}),
+            **{name: value for name, value in pace.items() if value is not None},
         }
 
 
@@ -93,16 +98,34 @@ CASES: Sequence[Case] = (
     Case("the same, 30 REST readers at the end, `/ready` each 2 s", 3, readers=30, is_probed=True),
     Case("3 brokers, idle, 10 topics with 26 segments", 3, topics=10, seals=26),
     Case("3 brokers, idle, 100 topics with 3 segments", 3, topics=100, seals=3),
-    Case("1 broker, 50 records/s", 1, records_s=50),
+    Case(
+        "3 brokers, idle, 1,000 topics with a segment, 30 REST readers, `/ready` each 2 s",
+        3,
+        topics=1000,
+        seals=1,
+        readers=30,
+        is_probed=True,
+    ),
+    Case("1 broker, 50 records/s, the budget's saved commits", 1, records_s=50),
+    Case("1 broker, 50 records/s, the budget is spent", 1, records_s=50, commits_burst=1),
+    Case("3 brokers, the same", 3, records_s=50, commits_burst=1),
     Case("1 broker, 50 records/s, `flush_interval_ms=250`", 1, records_s=50, flush_interval_ms=250),
     Case("3 brokers, the same", 3, records_s=50, flush_interval_ms=250),
-    Case("3 brokers, `flush_interval_ms=1000`", 3, records_s=50, flush_interval_ms=1000),
     Case(
         "2 zones, 100 partitions, read in the other zone",
         2,
         records_s=400,
         flush_interval_ms=250,
         partitions=100,
+        is_zoned=True,
+    ),
+    Case(
+        "the same, 300 partitions, 1.2 MB/s",
+        2,
+        records_s=1200,
+        flush_interval_ms=250,
+        record_bytes=1000,
+        partitions=300,
         is_zoned=True,
     ),
 )
@@ -239,7 +262,7 @@ class Clients:
         partitions = itertools.cycle(range(case.partitions))
         while True:
             records = [
-                {"value": "x" * RECORD_BYTES, "partition": next(partitions)}
+                {"value": "x" * case.record_bytes, "partition": next(partitions)}
                 for _ in range(a_request)
             ]
             url = f"{urls[next(numbers) % len(urls)]}/topics/t?acks=0"
