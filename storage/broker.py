@@ -306,6 +306,7 @@ class Broker:
             files = [file for file in files if file not in kept_files]
             requests = [request for file in files for request in file.requests]
             if requests:
+                self._log.writer.begin_recovery(requests)
                 await self._until_committed(self._log.writer.recover(requests))
                 log.info("hot log: recovered %d requests of a crashed process", len(requests))
             self._log.writer.end_recovery()

@@ -210,10 +210,10 @@ class FolderStore:
     @contextlib.contextmanager
     def _directory(self, directory: str) -> Iterator[int]:
         """Yield a descriptor of the directory. The directory exists and its name is durable."""
-        self._make_durable(directory)
         try:
+            self._make_durable(directory)
             fd = os.open(directory, _DIRECTORY)
-        except FileNotFoundError:  # another process removed it
+        except FileNotFoundError:  # another process removed it, or a directory above it
             self._durable = {self._root}
             self._make_durable(directory)
             fd = os.open(directory, _DIRECTORY)

@@ -307,9 +307,12 @@ class Writer:
         """
         for request in requests:
             request.linger_s = 0.0
-        self._recovering |= {request.commit_id for request in requests}
         self.buffered_bytes += sum(request.cost for request in requests)
         return [self._enqueue(request) for request in requests]
+
+    def begin_recovery(self, requests: Sequence[AppendRequest]) -> None:
+        """Note that other processes may commit these requests, until `end_recovery`."""
+        self._recovering |= {request.commit_id for request in requests}
 
     def end_recovery(self) -> None:
         """Note that all recovered requests have an outcome."""

@@ -106,7 +106,7 @@ async def test_rules_of_single_operations_are_exact(counting_s3: RunningServer) 
 
 async def test_a_seal_costs_two_puts(counting_s3: RunningServer) -> None:
     """A file and a commit; checkpoints and the opening of the table are spread over many seals."""
-    meters = await meters_of(counting_s3, "seals")
+    meters = await meters_of(counting_s3, "seals-of-a-log")
     async with closing(await open_log(meters.store)) as log:
         await log.topics.create("t", 1, {})
         await append(log, "first")

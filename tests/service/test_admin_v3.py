@@ -343,7 +343,6 @@ KAFKA_CONFIGS = {
     "min.insync.replicas": "2",
     "unclean.leader.election.enable": "false",
     "max.compaction.lag.ms": "86400000",
-    "flush.ms": "1000",
     "flush.messages": "10000",
     "file.delete.delay.ms": "60000",
     "segment.index.bytes": "10485760",

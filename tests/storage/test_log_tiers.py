@@ -159,7 +159,7 @@ async def test_what_is_appended_during_a_seal_stays_in_the_tail(inner: MemorySto
 @pytest.mark.parametrize(
     ("configs", "sealer"),
     [
-        ({"segment.ms": "5000"}, SealerSettings()),
+        ({"segment.ms": "5000"}, SealerSettings(sealed_wait_s=0.0)),
         ({"segment.bytes": "4000"}, SealerSettings()),
         ({}, SealerSettings(tail_chunks_max=5)),
         ({}, SealerSettings(topic_chunks_max=5)),

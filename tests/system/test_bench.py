@@ -110,12 +110,13 @@ def test_a_watch_tells_threads_apart() -> None:
     assert watch.resident_at(0.5) > 0
 
 
-def test_costs(counting_s3: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "ROUND_S", 1.0)
-    case = costs.Case("a case", topics=1, seals=1, records_s=50, readers=1, is_probed=True)
+def test_costs(counting_s3: RunningServer, tmp_path: Path) -> None:
+    case = costs.Case(
+        "a case", topics=1, seals=1, records_s=50, readers=1, is_probed=True, round_s=1.0
+    )
     measurement = costs.measured(case, counting_s3, tmp_path / "case", 1.0)
     assert measurement.produced > 0
     assert measurement.cost.of("PUT") > 0
     assert measurement.cost.row(case.title)[-1].startswith("PUT wal: $")
     seal_cost = costs.seal_cost(counting_s3, tmp_path / "seals", 2)
-    assert 0 < seal_cost.of_deltalake < 1
+    assert seal_cost.of_deltalake < 0.1, "the log commits to its tables itself"

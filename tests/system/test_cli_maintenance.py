@@ -120,7 +120,7 @@ def test_upgrade_raises_the_level_beside_a_broker(tmp_path: Path) -> None:
         produce(broker, "t", 0, 10)
         (mine,) = (store / "brokers").iterdir()
         old = json.loads(mine.read_text()) | {"id": "0ld", "name": "old-broker"}
-        del old["level"]
+        del old["level"], old["writes_rarely"]
         (store / "brokers" / "0ld.json").write_text(json.dumps(old))
         assert care(broker, "upgrade", **fast) == {"is_dry": True, "before": 1, "after": NEWEST}
         process = tidelog("upgrade", "--yes", "--store", broker.store, **fast)

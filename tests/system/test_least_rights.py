@@ -37,6 +37,7 @@ QUICK = {
     "wal_view_age_max_ms": 1000,
     "file_grace_ms": 0,
     "test_bounds": True,
+    "sequencer_upload_bytes": 512 * 1024,
     "wal_retention_ms": WAL_RETENTION_MS,
     "poll_interval_ms": 500,
     "retention_check_interval_ms": 0,

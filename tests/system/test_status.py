@@ -94,6 +94,7 @@ def test_a_broker_that_crashed_is_gone_and_its_past_stays(tmp_path: Path) -> Non
         old_count = produced()
         killed.kill()
         until(lambda: len(overview()["brokers"]) == 2)
+        until(lambda: bool(overview()["gone"]))
         (gone_broker,) = overview()["gone"]
         assert gone_broker["name"] == "c"
         assert produced() == old_count

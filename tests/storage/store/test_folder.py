@@ -265,6 +265,18 @@ async def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
         assert await store.create("a/b/c", [b"2"]) is Created.DONE
 
 
+async def test_a_file_in_the_place_of_a_directory_fails_creates_until_it_is_removed(
+    tmp_path: Path,
+) -> None:
+    store = FolderStore(tmp_path)
+    (tmp_path / "a").write_text("no directory")
+    with pytest.raises(StoreRefused, match="a part of the path is a file"):
+        await store.create("a/b/c", [b"x"])
+    (tmp_path / "a").unlink()
+    assert await store.create("a/b/c", [b"x"]) is Created.DONE
+    await store.close()
+
+
 async def test_a_removed_root_is_not_made_again(tmp_path: Path) -> None:
     """It is a disk that is not mounted any more: writing below its mount point would hide there."""
     async with opened(tmp_path / "store") as store:
