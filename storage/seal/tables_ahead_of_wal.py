@@ -105,8 +105,10 @@ class TablesAhead:
         current = self._tables.topic_of_id(topic.topic_id)
         if current is None or current.partitions[number].sealed_end >= end:
             return end  # `Sealed` was written meanwhile: they may be compacted or removed since
-        if (start := current.partitions[number].log_start_offset) > base:
-            # those below may be removed since
+        partition = current.partitions[number]
+        start = max(base, partition.log_start_offset, partition.sealed_end)
+        if start > base or current is not topic:
+            # Those below may be removed since; `topic` of an old view may lack records.
             return await self.check(current, table, number, start, end)
         doubt = TableInDoubt(topic.prefix, table.version, f"partition {number}: {why}")
         self._tables.doubt(topic, doubt)

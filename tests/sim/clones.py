@@ -21,11 +21,9 @@ from tests.sim import machine
 from tests.sim.clients import TOPIC, Newcomers, Producer, Reader, Witness
 from tests.sim.finish import finish
 from tests.sim.history import Written
-from tests.sim.network import Air
 from tests.sim.peers import Peers
 from tests.sim.plans import Plan, plan_of
 from tests.sim.runs import Result, Run, simulated
-from tests.sim.stores import Weather
 from tests.sim.world import Broker, World
 from tests.support.clock import ManualClock
 from tidelog.storage.broker import NO_OBSERVER
@@ -250,10 +248,7 @@ class CloneRun(Run):
     async def _settle(self) -> None:
         """Nothing fails any more: of each name in the WAL, one process is left."""
         world = self.world
-        world.weather, world.air, world.full = Weather(), Air(), 0.0
-        for process in world.processes:
-            if process.is_stopped and not process.is_dead:
-                process.go_on()
+        world.calm()
         until_s = world.now_s + CALM_S
         round_ = 0
         while True:

@@ -19,10 +19,10 @@ from tests.sim.clients import TOPIC, Producer, Reader, Witness, reads_of
 from tests.sim.damage_deeds import DEEDS, Damaged, Objects, Range, version_of
 from tests.sim.finish import finish
 from tests.sim.history import Read, Written
-from tests.sim.network import Air, Refusal, Silence
+from tests.sim.network import Refusal, Silence
 from tests.sim.plans import Plan, plan_of
 from tests.sim.runs import Result, Run, simulated
-from tests.sim.stores import Weather, files_at
+from tests.sim.stores import files_at
 from tests.sim.world import Broker, World
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
@@ -239,10 +239,7 @@ class DamageRun(Run):
     async def _all_others_go_on(self) -> None:
         """Nothing else fails any more: all that is not damaged must come right beside damage."""
         world = self.world
-        world.weather, world.air, world.full = Weather(), Air(), 0.0
-        for process in world.processes:
-            if process.is_stopped and not process.is_dead:
-                process.go_on()
+        world.calm()
         for damage in list(self.damaged.values()):
             if damage.what in OUTAGES:
                 self._restore(damage)

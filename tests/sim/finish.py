@@ -11,8 +11,8 @@ from tests.sim import history
 from tests.sim.clients import TOPIC, Client, Producer, reads_of
 from tests.sim.history import Read, Written
 from tests.sim.members import Member, Worker, ask_for
-from tests.sim.network import Air, Refusal, Silence
-from tests.sim.stores import Weather, files_at
+from tests.sim.network import Refusal, Silence
+from tests.sim.stores import files_at
 from tests.sim.world import Broker, World
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.scrub import scrub
@@ -28,10 +28,7 @@ SETTLE_S = 40.0
 
 async def finish(run: "Run") -> None:
     world = run.world
-    world.weather, world.air, world.full = Weather(), Air(), 0.0
-    for process in world.processes:
-        if process.is_stopped and not process.is_dead:
-            process.go_on()
+    world.calm()
     for slot in range(run.plan.brokers):
         run._start(slot)
     await _everyone_serves(run)

@@ -222,6 +222,15 @@ class World:
             self.bug(f"{name} failed: {error!r}")
             logging.getLogger("tidelog.sim").exception("%s failed", name)
 
+    def calm(self) -> None:
+        """Let nothing fail any more, also no call that was to; suspended processes go on."""
+        self.weather, self.air, self.full = Weather(), Air(), 0.0
+        for broker in self.brokers.values():
+            broker.way.on_put = broker.way.on_upload = None
+        for process in self.processes:
+            if process.is_stopped and not process.is_dead:
+                process.go_on()
+
     def peers(self, broker: Broker) -> PeerTransport:
         """The broker's way to the others."""
         return Peers(self, broker.address)
