@@ -50,5 +50,5 @@ MUTATIONS: tuple[tuple[Any, ...], ...] = (
     ("a commit that exists is taken for the own one", existing_is_ours, ("tables",), 30),
     ("a commit to a table overwrites another", commits_overwrite, ("tables",), 30),
     ("removes of others' commits are dropped", removes_are_dropped, ("tables",), 30),
-    ("a commit follows that of any program", any_commit_is_taken, ("foreign",), 60),
+    ("a commit follows that of any program", any_commit_is_taken, ("foreign",), 120),
 )
