@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.faults import Call, Fault, Script, Seeded
-from tests.support.hotlogs import let_go, names
+from tests.support.hotlogs import names
 from tests.support.logs import (
     CHECKPOINTING,
     COLD,
@@ -38,8 +38,6 @@ from tidelog.storage.core.errors import CommitUnknown, IdempotencyMismatch, LogE
 from tidelog.storage.core.model import Acks, AppendedRange, TopicPartition
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.write import hot_log_file
-from tidelog.storage.write.hot_log_file import Recovered
 
 with_topic = partial(logs.with_topic, partitions=2)
 
@@ -250,17 +248,7 @@ async def test_i4_acks_1_is_stored_once(inner: MemoryStore, seed: int, tmp_path:
     assert names(tmp_path, "*") == []
 
 
-async def test_i4_recovery_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recovered_logs: list[Recovered] = []
-    real = hot_log_file.recover
-
-    def recover(directory: Path, cluster_id: str) -> list[Recovered]:
-        # The system releases the locks of a crashed process; this one is simulated.
-        let_go(recovered_logs)
-        recovered_logs[:] = real(directory, cluster_id)
-        return recovered_logs
-
-    monkeypatch.setattr("tidelog.storage.write.hot_log_file.recover", recover)
+async def test_i4_recovery_is_repeated(tmp_path: Path) -> None:
     inner = MemoryStore()
     log = await with_topic(inner)
     await log.close()
