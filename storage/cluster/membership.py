@@ -181,8 +181,10 @@ class Membership:
         """Whether a broker may live that needs heartbeats.
 
         It has an older version, which knows no beats. Or it does not answer: it is dead or cut off,
-        and no broker knows which, until its object is swept.
+        and no broker knows which, until its object is swept. Or the last listing failed.
         """
+        if not self._is_looked_up:
+            return True
         members = self._known.values()
         return bool(self.gone) or any(
             peer is not None and not peer.writes_rarely for peer in members
