@@ -57,7 +57,6 @@ from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.store.start_retry import StartRetry
 from tidelog.storage.stored_objects import StoredObjects
 from tidelog.storage.topics import ClusterTopics
-from tidelog.storage.wal.commit_pace import CommitPace
 from tidelog.storage.wal.tail_objects import TailObjectCounters, TailObjects
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
@@ -173,12 +172,13 @@ class Broker:
             settings.reader.object_cache_bytes,
             ZoneObjects(membership, wal.clock, peers),
         )
-        self._pace = pace = CommitPace(wal.clock, settings.pace)
-        self._sequencer = Sequencer(wal, membership, peers, tail_objects, settings.sequencer, pace)
+        self._sequencer = Sequencer(
+            wal, membership, peers, tail_objects, settings.sequencer, settings.pace
+        )
         sequencer = self._sequencer
         shared = SharedParts(
             committer=sequencer,
-            pace=pace,
+            pace=sequencer.pace,
             uploads=sequencer.uploads,
             tail_objects=tail_objects,
             agreement=sequencer.beats,
@@ -522,8 +522,8 @@ class Broker:
             cold_reads=reader.segments.cold_reads,
             buffered_bytes=writer.buffered_bytes,
             buffered_bytes_max=writer.settings.buffer_bytes_max,
-            commit_tokens=self._pace.tokens,
-            early_entries=self._pace.early_entries,
+            commit_tokens=sequencer.pace.tokens,
+            early_entries=sequencer.pace.early_entries,
             view_age_s=engine.wal.view_age_s,
             set_aside=self.set_aside,
             failing_seals=engine.sealer.failing,

@@ -265,14 +265,19 @@ class KafkaFetch:
         try:
             for readable_partition in readable_partitions:
                 await slices.pause()
-                bytes_max, is_in_store = 0, False
-                if not self._is_at_end(readable_partition):
-                    is_in_store = self._is_in_store(readable_partition)
-                    most = readable_partition.request.partition_max_bytes
+                topic = self._broker.state.topic_of_id(readable_partition.topic_id)
+                request, bytes_max = readable_partition.request, 0
+                number, offset = request.partition, request.fetch_offset
+                if topic is not None and offset != topic.partitions[number].high_watermark:
+                    most = request.partition_max_bytes
                     while not (bytes_max := reading.reserve(most)) and store_reads.are_running:
                         await store_reads.end_one()
                 read = self._read_partition(readable_partition, reading, bytes_max)
-                if is_in_store and bytes_max:
+                if (
+                    bytes_max
+                    and topic is not None
+                    and self._context.batches.is_in_store(topic, number, offset)
+                ):
                     await store_reads.begin(read)
                 else:
                     is_good = await read and is_good
@@ -281,22 +286,6 @@ class KafkaFetch:
         finally:
             await store_reads.cancel()
         return is_good and store_reads.are_good
-
-    def _is_at_end(self, readable_partition: _ReadablePartition) -> bool:
-        """Return whether there is nothing to read: the offset is the end, or the topic is gone."""
-        topic = self._broker.state.topic_of_id(readable_partition.topic_id)
-        requested = readable_partition.request
-        if topic is None:
-            return True
-        return requested.fetch_offset == topic.partitions[requested.partition].high_watermark
-
-    def _is_in_store(self, readable_partition: _ReadablePartition) -> bool:
-        """Return whether the next records of the partition are not in memory."""
-        topic = self._broker.state.topic_of_id(readable_partition.topic_id)
-        requested = readable_partition.request
-        return topic is not None and self._context.batches.is_in_store(
-            topic, requested.partition, requested.fetch_offset
-        )
 
     async def _read_partition(
         self, readable_partition: _ReadablePartition, reading: "_Reading", bytes_max: int

@@ -136,7 +136,7 @@ class ProduceV3:
         rights = rights_of(call.scope)
         rights.charge(PRODUCER_BYTE_RATE)
         await self._topic(cluster, topic_name, rights)
-        key, _ = client_key(call), linger_of(call)
+        key, linger_s = client_key(call), linger_of(call)
         reports: asyncio.Queue[asyncio.Task[Report] | None] = asyncio.Queue(IN_FLIGHT_MAX)
         sender = asyncio.create_task(_send_reports(call, reports))
         number = 0
@@ -146,11 +146,10 @@ class ProduceV3:
                 async for record in _records(call, memory, self._settings.request_bytes_max):
                     name = None if key is None else f"{key}/{number}"
                     memory.take_record(len(record))
-                    report = asyncio.create_task(
-                        measured(
-                            rights, self._report(call, topic_name, record, name, rights, memory)
-                        )
+                    reporting = self._report(
+                        call, topic_name, record, name, rights, linger_s, memory
                     )
+                    report = asyncio.create_task(measured(rights, reporting))
                     # If the sender has failed, `_put` raises its error, and reading ends.
                     await _put(reports, report, sender)
                     number += 1
@@ -171,7 +170,7 @@ class ProduceV3:
         rights = rights_of(call.scope)
         rights.charge(PRODUCER_BYTE_RATE)  # a throttled client creates no topic
         await self._topic(cluster, topic_name, rights)
-        key, _ = client_key(call), linger_of(call)
+        key, linger_s = client_key(call), linger_of(call)
         body = await body_of(call, rights, self._settings.request_bytes_max)
         entries = await self._entries(call, body)
         del body  # the entries are copies
@@ -185,6 +184,7 @@ class ProduceV3:
                         record,
                         None if key is None else f"{key}/{entry_id}",
                         rights,
+                        linger_s,
                     ),
                 )
                 for entry_id, record in entries
@@ -226,6 +226,7 @@ class ProduceV3:
         record: bytes,
         name: str | None,
         rights: CallerRights,
+        linger_s: float | None,
         memory: _StreamMemory | None = None,
     ) -> Report:
         """Append one record and return its report, also after an error.
@@ -238,7 +239,7 @@ class ProduceV3:
                 rights.charge(REQUEST_PERCENTAGE)
                 rights.charge(PRODUCER_BYTE_RATE, len(record))
             await rights.check(PRODUCE, topic_name)
-            return await self._append(call, topic_name, record, name, rights)
+            return await self._append(topic_name, record, name, rights, linger_s)
         except UnknownTopic:
             return await self._refused(call, TopicNotHosted(topic_name))
         except LogError as error:
@@ -253,11 +254,11 @@ class ProduceV3:
 
     async def _append(
         self,
-        call: HttpRequest,
         topic_name: str,
         record: bytes,
         name: str | None,
         rights: CallerRights,
+        linger_s: float | None,
     ) -> Report:
         now_ms = self._broker.store_time.now_ms()
         decoded = await self._decoded(rights, record, partial(_decoded, record, now_ms))
@@ -273,7 +274,7 @@ class ProduceV3:
             topic = await self._produce.newest(topic)
             key, places = await placed(topic, produced, None, name, "v3", record)
         placements = await self._produce.append(
-            topic, produced, places, Acks.ALL, key, len(record), linger_of(call)
+            topic, produced, places, Acks.ALL, key, len(record), linger_s
         )
         self._counters.add_records_in(1, len(record), topic.name)
         assert placements is not None, "acks=all returns the appended ranges"

@@ -10,6 +10,7 @@ looks dead because of this. The results affect only speed, so brokers may disagr
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,7 +88,8 @@ class LivenessTracker:
     def __init__(self, settings: MembershipSettings) -> None:
         self._settings = settings
         self._seen: dict[str, _Seen] = {}
-        self._looked_s: float | None = None
+        self.looked_s = -math.inf
+        """Boot time at which the last listing was requested."""
 
     def look(
         self,
@@ -103,8 +105,9 @@ class LivenessTracker:
         since the last listing, if it is longer than the interval of heartbeats.
         """
         infos = list(listing)
-        gap_s = 0.0 if self._looked_s is None else now_s - self._looked_s
-        gap_s = min(gap_s, GAP_FACTOR * max(self._settings.heartbeat_interval_s, pause_s))
+        gap_s = min(
+            now_s - self.looked_s, GAP_FACTOR * max(self._settings.heartbeat_interval_s, pause_s)
+        )
         newest_ms = max((info.modified_ms for info in infos), default=0)
         newest_ms = max(newest_ms, store_ms)
         brokers: dict[str, _Seen] = {}
@@ -121,7 +124,7 @@ class LivenessTracker:
             else:
                 brokers[info.key] = _Seen(line, 0.0, broker.changes + 1)
         self._seen = brokers
-        self._looked_s = now_s
+        self.looked_s = now_s
 
     def hear(self, key: str) -> None:
         """Process an answer, or a message, of a broker."""

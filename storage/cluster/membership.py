@@ -84,8 +84,8 @@ class Membership:
         self._leavers: dict[str, bool] = {}
         self._is_leaving = False
         self._has_news = asyncio.Event()
-        # Boot times of the last heartbeat that was written, and of the last listing.
-        self._wrote_s = self._looked_s = -math.inf
+        self._wrote_s = -math.inf
+        """Boot time of the last heartbeat that was written."""
         self._is_looked_up = False
         """Whether the last listing succeeded."""
         self._is_write_due = self._was_quiet = False
@@ -129,7 +129,7 @@ class Membership:
         if not is_quiet or is_late or self._is_write_due or self._failing_s is not None:
             await self._try_beat()
         is_first = self.ranking[0].id == self.me.id
-        is_late = is_first and now_s >= self._looked_s + settings.quiet_look_s
+        is_late = is_first and now_s >= self._view.looked_s + settings.quiet_look_s
         if not is_quiet or is_late or not self._is_looked_up:
             await self.look_again()
         self._was_quiet = is_quiet
@@ -168,7 +168,7 @@ class Membership:
 
     def look_soon(self) -> None:
         """List the brokers now, unless they were listed within an interval of heartbeats."""
-        if self.clock.boot_s() >= self._looked_s + self.settings.heartbeat_interval_s:
+        if self.clock.boot_s() >= self._view.looked_s + self.settings.heartbeat_interval_s:
             self._has_news.set()
 
     @property
@@ -285,7 +285,6 @@ class Membership:
         infos = [info async for info in self.store.list(object_keys.BROKERS)]
         pause_s = self.settings.quiet_look_s if self._was_quiet else 0.0
         self._view.look(now_s, infos, store_ms=self.store.seen_ms, pause_s=pause_s)
-        self._looked_s = now_s
         mine = object_keys.broker(self.me.id)
         listed = [key for key in self._view.listed if key != mine]
         old = {key: self._known[key] for key in listed if key in self._known}

@@ -16,13 +16,12 @@ from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.core.model import Part
 from tidelog.storage.wal.commit_pace import Tick
+from tidelog.storage.wal.tail_objects import PART_BYTES
 
 MESSAGE = "message of a peer"
 FAR_BYTES_MAX = 20_000
 """Maximum bytes of an announcement to another zone. They cost $0.02 a GB, and a million GETs cost
 $0.40."""
-OBJECT_RANGE_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum number of bytes of an object in one answer."""
 
 
 class ForwardRefused(LogError):
@@ -192,7 +191,7 @@ def decode_object_range(message: Part) -> ObjectRange:
         raise Corrupt(
             MESSAGE, f"asks for {object_range.key!r}, which is no key of an entry or upload"
         )
-    if not (object_range.start >= 0 and 0 < object_range.length <= OBJECT_RANGE_BYTES_MAX):
+    if not (object_range.start >= 0 and 0 < object_range.length <= PART_BYTES):
         raise Corrupt(
             MESSAGE, f"asks for {object_range.length} bytes at {object_range.start} of an object"
         )

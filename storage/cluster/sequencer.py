@@ -55,7 +55,7 @@ from tidelog.storage.core.errors import (
     StoreUnfit,
     Unavailable,
 )
-from tidelog.storage.core.log_settings import SequencerSettings
+from tidelog.storage.core.log_settings import PaceSettings, SequencerSettings
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.tasks import TASK_ENDS, begin_duty, retrieve_exception, wait_for
 from tidelog.storage.state.cluster_state import Applied
@@ -158,7 +158,7 @@ class Sequencer:
         transport: PeerTransport,
         tail_objects: TailObjects,
         settings: SequencerSettings,
-        pace: CommitPace,
+        pace_settings: PaceSettings,
     ) -> None:
         self.wal = wal
         self.clock = wal.clock
@@ -186,10 +186,13 @@ class Sequencer:
         """By broker, the highest number of its drafts that this broker has refused. A broker sends
         a draft once, and later drafts have higher numbers."""
         self._newest = EntryAnnouncement(0)
-        self._pace = pace
-        pace.leader = self._leader_id
-        pace.lead_s = lambda: LEAD_S if membership.others else 0.0
-        pace.on_hurry = self._hurry
+        self.pace = CommitPace(
+            wal.clock,
+            pace_settings,
+            leader=self._leader_id,
+            lead_s=lambda: LEAD_S if membership.others else 0.0,
+            on_hurry=self._hurry,
+        )
         self._is_due_earlier = asyncio.Event()
         self._is_closing = False
 
@@ -232,10 +235,10 @@ class Sequencer:
         is_alone = not self.membership.others and not self._queue
         if is_alone and math.isinf(not_after_ms(draft)):
             self.counters.commits += 1
-            self._pace.begin_entry()
+            self.pace.begin_entry()
             return await self.wal.commit(draft)  # no peers: one PUT and nothing else
         size = body_bytes(draft) + draft.header_bytes
-        waiting = self._enqueue(draft, None, size, self._pace.until_s)
+        waiting = self._enqueue(draft, None, size, self.pace.until_s)
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
         return outcomes
@@ -287,7 +290,7 @@ class Sequencer:
             (entry,) = decode_announcements(answer)
             if entry.tick is not None:
                 took_s = self.clock.boot_s() - started_s
-                self._pace.on_round_trip(took_s - entry.tick.held_ms / 1000)
+                self.pace.on_round_trip(took_s - entry.tick.held_ms / 1000)
             self._on_announcement(entry)
             await self.wal.reach(entry.seq)
             if not own.done.done():
@@ -317,8 +320,8 @@ class Sequencer:
         If the sequencer's last tick was free, or none is known, the timeout has no part for the
         wait, so that a silent sequencer is found as soon as without a pace.
         """
-        timeout_s, interval_s = self.settings.handover_timeout_s, self._pace.leader_wait_s
-        left_s = max(self._pace.until_s - self.clock.boot_s(), 0.0)
+        timeout_s, interval_s = self.settings.handover_timeout_s, self.pace.leader_wait_s
+        left_s = max(self.pace.until_s - self.clock.boot_s(), 0.0)
         if not interval_s:
             return min(left_s, timeout_s * WAIT_SHARE), timeout_s
         wait_s = min(left_s, interval_s)
@@ -336,7 +339,7 @@ class Sequencer:
 
     async def _commit_alone(self, own: _ForwardedDraft) -> list[Outcome]:
         self.counters.own_commits += 1
-        self._pace.begin_entry()
+        self.pace.begin_entry()
         pause_s = SEQUENCER_RETRY_S
         while True:
             try:
@@ -375,7 +378,7 @@ class Sequencer:
         except ForwardRefused:
             self._note_refused(origin)
             raise
-        tick = self._pace.tick(self.clock.boot_s() - started_s)
+        tick = self.pace.tick(self.clock.boot_s() - started_s)
         return encode_announcements([msgspec.structs.replace(entry, tick=tick)])
 
     def _note_refused(self, origin: DraftId) -> None:
@@ -428,7 +431,7 @@ class Sequencer:
             try:
                 await self._wait_until_due()
                 if self._queue:
-                    self._pace.begin_entry()
+                    self.pace.begin_entry()
                 committed = await self.wal.commit_next(self._next_batch)
                 if committed is not None:
                     self._announce(committed)
@@ -454,7 +457,7 @@ class Sequencer:
         bytes_max = self.settings.entry_bytes_max * QUEUE_SHARE
         while self._queue and not self._is_closing and self._queue_bytes < bytes_max:
             until_s = min(waiting.until_s for waiting in self._queue)
-            pause_s = min(until_s, self._pace.entry_s()) - self.clock.boot_s()
+            pause_s = min(until_s, self.pace.entry_s()) - self.clock.boot_s()
             if pause_s <= NEAR_S:
                 return
             self._is_due_earlier.clear()
@@ -542,7 +545,7 @@ class Sequencer:
 
     def _on_announcement(self, entry: EntryAnnouncement) -> None:
         if entry.tick is not None:
-            self._pace.on_tick(entry.tick)
+            self.pace.on_tick(entry.tick)
         # The body first: the header ends long polls, which then read the body.
         self._tail_objects.add(object_keys.wal(entry.seq), len(entry.header), entry.body)
         self.wal.on_announced(entry.seq, entry.header)
@@ -559,13 +562,13 @@ class Sequencer:
         self._tail_objects.add(object_keys.wal(entry.seq), len(header), body)
         if self.membership.others:
             origin_ids = {origin.origin_id for origin in entry.origins}
-            tick = self._pace.tick() if self.target is None else None
+            tick = self.pace.tick() if self.target is None else None
             announced = msgspec.structs.replace(self._newest, tick=tick)
             self.announcer.announce(announced, but=origin_ids)
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
         if entry.writer != self.wal.writer:
-            self._pace.on_entry()
+            self.pace.on_entry()
         if not entry.origins:
             return
         newest_numbers = dict[str, int]()

@@ -83,7 +83,20 @@ class CommitBudget:
 class CommitPace:
     """The pace as one broker knows it, owned by one event loop."""
 
-    def __init__(self, clock: Clock, settings: PaceSettings) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        settings: PaceSettings,
+        *,
+        leader: Callable[[], str | None] = lambda: None,
+        lead_s: Callable[[], float] = lambda: 0.0,
+        on_hurry: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`leader` returns the id of the peer that commits this broker's drafts, or None.
+
+        `lead_s` returns by how much this broker closes its segments before its own entries.
+        `on_hurry` is called with a new `until_s` of the flush under way.
+        """
         self._clock = clock
         self._least_s = settings.flush_interval_ms / 1000
         self._budget: CommitBudget | None = None
@@ -93,12 +106,9 @@ class CommitPace:
         self._entry_s = self._flush_s = -math.inf
         self._tick: _LeaderTick | None = None
         self._round_trip_s = 0.0
-        self.leader: Callable[[], str | None] = lambda: None
-        """Returns the id of the peer that commits this broker's drafts, or None."""
-        self.lead_s: Callable[[], float] = lambda: 0.0
-        """Returns by how much this broker closes its segments before its own entries."""
-        self.on_hurry: Callable[[float], None] = lambda _: None
-        """Called with a new `until_s` of the flush under way."""
+        self._leader = leader
+        self._lead_s = lead_s
+        self._on_hurry = on_hurry
         self.until_s = math.inf
         """The boot time until which the entry of the flush under way may wait to begin."""
         self.early_entries = 0
@@ -148,7 +158,7 @@ class CommitPace:
 
     def on_tick(self, tick: Tick) -> None:
         """Take a tick of the sequencer. Any values do no harm."""
-        if (leader_id := self.leader()) is not None:
+        if (leader_id := self._leader()) is not None:
             interval_s = min(max(tick.interval_ms / 1000, 0.0), INTERVAL_S_MAX)
             next_s = self._clock.boot_s() + min(tick.next_ms / 1000, interval_s)
             self._tick = _LeaderTick(leader_id, next_s, interval_s, tick.next_ms <= 0)
@@ -172,7 +182,7 @@ class CommitPace:
 
     def _leader_tick(self) -> _LeaderTick | None:
         tick = self._tick
-        return tick if tick is not None and tick.leader_id == self.leader() else None
+        return tick if tick is not None and tick.leader_id == self._leader() else None
 
     # -- flushes
 
@@ -185,7 +195,7 @@ class CommitPace:
         """Return the boot time of the first close from now on; if it is now, an earlier time."""
         tick = self._leader_tick()
         if tick is None:
-            return max(self.entry_s(), self.floor_s) - self.lead_s()
+            return max(self.entry_s(), self.floor_s) - self._lead_s()
         now_s, first_s = self._clock.boot_s(), tick.next_s - LEAD_S - self._round_trip_s
         if tick.is_free or now_s <= first_s + LATE_S:
             return first_s
@@ -212,4 +222,4 @@ class CommitPace:
         """Let the flush under way wait until `until_s` at most: a request waits behind it."""
         if until_s < self.until_s:
             self.until_s = until_s
-            self.on_hurry(until_s)
+            self._on_hurry(until_s)

@@ -84,20 +84,22 @@ class TailObjectCounters:
 class _ObjectPart:
     """The bytes of one part of an object that are known."""
 
-    __slots__ = ("end", "load", "spans", "start", "wanted")
+    __slots__ = ("body", "body_start", "end", "load", "start", "wanted")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.end = start + PART_BYTES
         """Less for the last part, once its end has been read."""
-        self.spans: list[tuple[int, bytes]] = []
+        self.body_start = start
+        self.body = b""
+        """The bytes that are known, from `body_start` on."""
         self.wanted: set[int] = set()
         """The blocks that readers wanted so far."""
         self.load: asyncio.Task[None] | None = None
 
     @property
     def nbytes(self) -> int:
-        return PART_OVERHEAD + sum([len(span) for _, span in self.spans])
+        return PART_OVERHEAD + len(self.body)
 
     def get(self, start: int, end: int) -> bytes | None:
         """Return a copy of the bytes [start, end), or those before the object's end, if known.
@@ -106,15 +108,17 @@ class _ObjectPart:
         """
         self.wanted.update(range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
         end = min(end, self.end)
-        for first, span in self.spans:
-            if first <= start and end <= first + len(span):
-                # A copy: a view would keep the whole span as long as the chunk's records.
-                return span[start - first : end - first]
-        return b"" if start >= end else None
+        if start >= end:
+            return b""
+        first = self.body_start
+        if first <= start and end <= first + len(self.body):
+            # A copy: a view would keep all bytes as long as the chunk's records.
+            return self.body[start - first : end - first]
+        return None
 
     def range_to_read(self, *, is_whole: bool) -> tuple[int, int]:
         """Return the bytes [start, end) that one GET has to bring for all that is wanted."""
-        if is_whole or self.spans or len(self.wanted) > 1:
+        if is_whole or self.body or len(self.wanted) > 1:
             return self.start, self.end
         (block,) = self.wanted
         return max(block * BLOCK_BYTES, self.start), min((block + 1) * BLOCK_BYTES, self.end)
@@ -138,7 +142,7 @@ class TailObjects:
         """Keep announced bytes of an object, from position `start` on."""
         number = start // PART_BYTES
         if body and (key, number) not in self._parts:
-            self._set_span(key, self._new_part(key, number), start, body)
+            self._set_body(key, self._new_part(key, number), start, body)
 
     def peek(self, key: str, position: int, size: int, crc: int) -> bytes | None:
         """Return the chunk's bytes if they are here and match the checksum, without a wait."""
@@ -228,7 +232,7 @@ class TailObjects:
                 body = await self._store.get_range(key, start, end - start)
         if len(body) < end - start:
             part.end = start + len(body)
-        self._set_span(key, part, start, bytes(body))
+        self._set_body(key, part, start, bytes(body))
 
     def _is_dense(self, part: _ObjectPart) -> bool:
         """Return whether readers wanted several blocks of most of the last other parts."""
@@ -242,11 +246,11 @@ class TailObjects:
         self._evict()
         return part
 
-    def _set_span(self, key: str, part: _ObjectPart, start: int, body: bytes) -> None:
+    def _set_body(self, key: str, part: _ObjectPart, start: int, body: bytes) -> None:
         """Replace the bytes of the part. If it was evicted meanwhile, only its readers get them."""
         is_kept = self._parts.get((key, part.start // PART_BYTES)) is part
         self.bytes -= part.nbytes if is_kept else 0
-        part.spans = [(start, body)]
+        part.body_start, part.body = start, body
         self.bytes += part.nbytes if is_kept else 0
         self._evict()
 

@@ -183,7 +183,7 @@ async def test_i12_linger_0_begins_an_entry_at_once_without_a_token() -> None:
         for log in brokers * 3:
             assert await append(log, 0.0) <= 3 * PUT_S + 2 * MESSAGES_S
             await asyncio.sleep(0.7)
-        assert brokers[0]._pace.early_entries
+        assert brokers[0]._sequencer.pace.early_entries
         # Early entries delay the others, by one interval at most.
         assert max(await busy) <= 2 * INTERVAL_S + 3 * PUT_S + MESSAGES_S
 
@@ -319,10 +319,10 @@ def old_brokers(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     def init(self: Broker, *arguments: object, **named: object) -> None:
         original(self, *arguments, **named)  # type: ignore[arg-type]
         if self.name in names:
-            olds.add(self._pace)
+            olds.add(self._sequencer.pace)
 
     def old_wait(self: Sequencer) -> tuple[float, float]:
-        return (-0.001, TIMEOUT_S) if is_old(self._pace) else wait(self)
+        return (-0.001, TIMEOUT_S) if is_old(self.pace) else wait(self)
 
     monkeypatch.setattr(Broker, "__init__", init)
     monkeypatch.setattr(Sequencer, "_wait_and_timeout_s", old_wait)

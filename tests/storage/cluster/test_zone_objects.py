@@ -13,7 +13,6 @@ from tests.support.faults import Call
 from tests.support.records import rows
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.messages import (
-    OBJECT_RANGE_BYTES_MAX,
     EntryAnnouncement,
     ObjectRange,
     decode_object_range,
@@ -22,6 +21,7 @@ from tidelog.storage.cluster.messages import (
 from tidelog.storage.cluster.zone_objects import PAUSE_S
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.wal.tail_objects import PART_BYTES
 
 PARTITIONS = 100
 FLUSH_S = 0.25
@@ -234,7 +234,7 @@ def test_far_announcements_are_small() -> None:
         ("data/aa/bb-1", 0, 10),
         (object_keys.wal(1), -1, 10),
         (object_keys.wal(1), 0, 0),
-        (object_keys.wal(1), 0, OBJECT_RANGE_BYTES_MAX + 1),
+        (object_keys.wal(1), 0, PART_BYTES + 1),
     ],
 )
 def test_only_parts_of_entries_and_uploads_can_be_asked_for(
@@ -246,7 +246,7 @@ def test_only_parts_of_entries_and_uploads_can_be_asked_for(
 
 def test_questions_decode() -> None:
     for key in (object_keys.wal(7), object_keys.data("ab12", 99)):
-        question = ObjectRange(key, 5, OBJECT_RANGE_BYTES_MAX)
+        question = ObjectRange(key, 5, PART_BYTES)
         assert decode_object_range(encode_object_range(question)) == question
     for message in (b"", b"x", b"\x93\x01\x02\x03"):
         with pytest.raises(Corrupt, match="does not decode"):

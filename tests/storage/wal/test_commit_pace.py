@@ -36,9 +36,7 @@ class HandClock:
 
 def follower(**settings: int) -> tuple[CommitPace, HandClock]:
     clock = HandClock()
-    pace = CommitPace(clock, PaceSettings(**settings))
-    pace.leader = lambda: "leader"
-    return pace, clock
+    return CommitPace(clock, PaceSettings(**settings), leader=lambda: "leader"), clock
 
 
 @examples(100)
@@ -124,9 +122,10 @@ def test_a_free_tick_closes_at_once() -> None:
 
 
 def test_the_tick_of_another_sequencer_does_not_count() -> None:
-    pace, clock = follower(commits_per_minute=60, commits_burst=1)
+    clock, leaders = HandClock(), ["another", "leader"]
+    pace = CommitPace(clock, PaceSettings(60, 1), leader=lambda: leaders[-1])
     pace.on_tick(Tick(100, 250))
-    pace.leader = lambda: "another"
+    leaders.pop()
     assert pace.interval_s == 1.0
     assert pace.first_close_s() <= clock.now_s
     pace.begin_entry()
@@ -159,9 +158,8 @@ def test_a_patient_request_goes_with_the_last_tick_before_its_class_ends() -> No
 
 def test_a_flush_that_others_wait_behind_hurries() -> None:
     clock = HandClock()
-    pace = CommitPace(clock, PaceSettings(120, 1))
     moved: list[float] = []
-    pace.on_hurry = moved.append
+    pace = CommitPace(clock, PaceSettings(120, 1), on_hurry=moved.append)
     pace.begin_flush(clock.now_s + 9)
     assert pace.until_s == clock.now_s + 0.5
     pace.hurry(clock.now_s + 0.6)
