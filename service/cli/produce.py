@@ -83,6 +83,7 @@ class _Line:
         pass
 
     def set_exception(self, exception: BaseException) -> None:
+        self._run.unknown_records += getattr(exception, "is_unknown", False)
         if self._run.failure is None or self._number < self._run.failure[0]:
             self._run.failure = (self._number, exception)
 
@@ -98,6 +99,8 @@ class LineProducer:
         self._partition = lines.options.partition
         self._lines = 0
         self.failure: tuple[int, BaseException] | None = None
+        self.unknown_records = 0
+        """Records that were sent and have no answer: they may be in the topic."""
         self._summary = ProduceSummary(lines.topic)
         self._producer = AsyncProducer(
             connection, options=lines.options.of_producer(lines.parser), on_delivered=self._count
@@ -124,7 +127,10 @@ class LineProducer:
                 while not (await asyncio.wait({flushing}, timeout=IDLE_S))[0]:
                     progress.show(self._summary.input_bytes)
         except asyncio.CancelledError:
-            warn(f"interrupted: {plural(self._summary.records, 'record')} acknowledged")
+            await self._producer.close(flush_s=0.0)
+            acked = f"{plural(self._summary.records, 'record')} acknowledged"
+            sent = f", {plural(self.unknown_records, 'record')} without an answer may be in the topic"
+            warn(f"interrupted: {acked}{sent if self.unknown_records else ''}")
             raise
         finally:
             await self._producer.close(flush_s=0.0)

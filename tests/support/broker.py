@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Protocol, cast
 
 import httpx
 
@@ -153,12 +153,19 @@ def error_line(process: subprocess.CompletedProcess[bytes]) -> str:
     return lines[0].removeprefix("tidelog: ")
 
 
+class Server(Protocol):
+    """A broker, or what a test serves in its place."""
+
+    @property
+    def base_url(self) -> str: ...
+
+
 @contextmanager
-def running(broker: Broker, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(server: Server, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """`tidelog` as a process that goes on, all its streams pipes; ended by its id."""
     with subprocess.Popen(
         [sys.executable, "-m", "tidelog.service.cli", *arguments],
-        env=environment(TIDELOG_URL=broker.base_url),
+        env=environment(TIDELOG_URL=server.base_url),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -335,7 +335,12 @@ def test_a_line_does_not_wait_for_the_end_of_the_input(broker: Broker, topic: st
         producing.send_signal(signal.SIGINT)
         assert producing.wait(30) == 130
         assert producing.stderr is not None
-        assert b"3 records acknowledged" in producing.stderr.read()
+        # The watermark may move before the answer to the last line arrives: it is unknown then.
+        assert producing.stderr.read() in (
+            b"tidelog: interrupted: 3 records acknowledged\n",
+            b"tidelog: interrupted: 2 records acknowledged, "
+            b"1 record without an answer may be in the topic\n",
+        )
 
 
 # -- records that do not decode

@@ -1,6 +1,7 @@
 """`tidelog produce` when things go wrong on the way: nothing is lost, nothing doubled."""
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ class Stub:
     def __init__(self, *refusals: tuple[int, dict[str, str]]) -> None:
         self.refusals = list(refusals)
         self.told = b'[{"partition":0}]'
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.seen: list[tuple[str | None, bytes, float]] = []
         stub = self
 
@@ -72,6 +75,7 @@ class Stub:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 stub.seen.append((self.headers["idempotency-key"], body, time.monotonic()))
+                stub.may_answer.wait()
                 if stub.refusals:
                     status, headers = stub.refusals.pop(0)
                     self.answer(status, b'{"error_code":1,"message":"not now"}', headers)
@@ -90,7 +94,7 @@ class Stub:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.base_url = f"http://127.0.0.1:{self._server.server_port}"
 
     @contextmanager
     def serving(self) -> Iterator["Stub"]:
@@ -99,15 +103,33 @@ class Stub:
         try:
             yield self
         finally:
+            self.may_answer.set()
             self._server.shutdown()
             thread.join()
             self._server.server_close()
 
 
+def test_an_interrupted_command_says_how_many_records_have_no_answer() -> None:
+    with Stub().serving() as stub:
+        stub.may_answer.clear()
+        with running(stub, "produce", "t") as producing:
+            assert producing.stdin is not None
+            assert producing.stderr is not None
+            producing.stdin.write(b"x\n")
+            producing.stdin.flush()
+            until(lambda: len(stub.seen) == 1)
+            producing.send_signal(signal.SIGINT)
+            assert producing.wait(30) == 130
+            assert producing.stderr.read() == (
+                b"tidelog: interrupted: 0 records acknowledged, "
+                b"1 record without an answer may be in the topic\n"
+            )
+
+
 def test_what_may_succeed_later_is_repeated_with_the_same_key() -> None:
     refusals = [(503, {}), (429, {"Retry-After": "1"}), (504, {}), (502, {})]
     with Stub(*refusals).serving() as stub:
-        process = tidelog("produce", "t", "--server", stub.url, "--json", stdin="x\n")
+        process = tidelog("produce", "t", "--server", stub.base_url, "--json", stdin="x\n")
     output = json_of(process)
     assert (output["records"], output["retries"]) == (1, 4)
     assert output["offsets"] == {"0": {"first": 7, "end": 8}}
@@ -121,7 +143,7 @@ def test_what_may_succeed_later_is_repeated_with_the_same_key() -> None:
 @pytest.mark.parametrize(("status", "exit_status"), [(503, 3), (504, 3), (429, 1)])
 def test_giving_up_says_so(status: int, exit_status: int) -> None:
     with Stub(*[(status, {})] * 50).serving() as stub:
-        arguments = ["produce", "t", "--server", stub.url, "--retry-s", "0.5"]
+        arguments = ["produce", "t", "--server", stub.base_url, "--retry-s", "0.5"]
         process = tidelog(*arguments, stdin="x\n", status=exit_status)
     assert "not now (0 records acknowledged)" in error_line(process)
     assert 2 <= len(stub.seen) < 10
@@ -130,7 +152,7 @@ def test_giving_up_says_so(status: int, exit_status: int) -> None:
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_definite_no_is_not_repeated(status: int) -> None:
     with Stub((status, {})).serving() as stub:
-        process = tidelog("produce", "t", "--server", stub.url, stdin="x\n", status=1)
+        process = tidelog("produce", "t", "--server", stub.base_url, stdin="x\n", status=1)
     assert "not now" in error_line(process)
     assert len(stub.seen) == 1
 
@@ -138,7 +160,7 @@ def test_a_definite_no_is_not_repeated(status: int) -> None:
 def test_requests_of_two_runs_have_different_keys() -> None:
     with Stub().serving() as stub:
         for _ in range(2):
-            tidelog("produce", "t", "--server", stub.url, stdin="x\n")
+            tidelog("produce", "t", "--server", stub.base_url, stdin="x\n")
     assert len({key for key, _, _ in stub.seen}) == 2
 
 
@@ -147,5 +169,5 @@ def test_a_server_that_is_no_broker_is_said_to_be_none(command: list[str]) -> No
     stub = Stub()
     stub.told = b"<html>It works!</html>"
     with stub.serving():
-        process = tidelog(*command, "--server", stub.url, status=1)
+        process = tidelog(*command, "--server", stub.base_url, status=1)
     assert "is not a tidelog broker" in error_line(process)
