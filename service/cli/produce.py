@@ -129,7 +129,9 @@ class LineProducer:
         except asyncio.CancelledError:
             await self._producer.close(flush_s=0.0)
             acked = f"{plural(self._summary.records, 'record')} acknowledged"
-            sent = f", {plural(self.unknown_records, 'record')} without an answer may be in the topic"
+            sent = (
+                f", {plural(self.unknown_records, 'record')} without an answer may be in the topic"
+            )
             warn(f"interrupted: {acked}{sent if self.unknown_records else ''}")
             raise
         finally:
