@@ -1,4 +1,4 @@
-"""Rewrites until their commit: an engine writes the segments, and a version names them.
+"""Rewrites until their commit: a rewriter writes the segments, and a version names them.
 
 **On a crash** before the commit, segments that no version names remain for collection. After the
 commit, the result is complete.
@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.compaction.engine import Engine, OnRows
+from tidelog.compaction.engine import OnRows, Rewriter
 from tidelog.compaction.maintenance_session import MaintenanceSession
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.storage.core.errors import LogError, ObjectNotFound, TableInDoubt, Unavailable
@@ -48,13 +48,15 @@ class Work(NamedTuple):
     clean_end: int
 
 
-async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> Work:
-    """Load a partition from the newest version of its table.
+async def load_work(
+    cluster: MaintenanceSession, topic: Topic, number: int, *, is_newest: bool = True
+) -> Work:
+    """Load a partition from the newest version of its table, or from the loaded one.
 
     Raises TableInDoubt if a segment does not begin where the one before it ends. Raises Corrupt,
     Unavailable.
     """
-    table = await cluster.table(topic)
+    table = await cluster.table(topic, is_newest=is_newest)
     lock = await table.transaction_version(maintenance_app_id(number)) or 0
     clean_end = await table.transaction_version(clean_app_id(number)) or 0
     index = await table.segments(number)
@@ -68,7 +70,7 @@ async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> W
 
 async def write_and_commit(
     cluster: MaintenanceSession,
-    engine: Engine,
+    rewriter: Rewriter,
     work: Work,
     tasks: Sequence[Rewrite],
     basis: Sequence[SegmentFile],
@@ -88,7 +90,7 @@ async def write_and_commit(
     partition_name = f"{work.topic.name}-{work.number}"
     started_s = cluster.clock.boot_s()
     removed = [file for task in tasks for file in task.inputs]
-    added = await engine.write(tasks, on_rows)
+    added = await rewriter.write(tasks, on_rows)
     if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
         raise Unavailable(f"{partition_name} took more than 6 hours to commit: run again")
     app_id, lock = maintenance_app_id(work.number), work.lock

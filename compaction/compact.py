@@ -24,6 +24,7 @@ from tidelog.compaction.commit_rewrites import Work, load_work, write_and_commit
 from tidelog.compaction.engine import Engine, KeyScan, OnRows
 from tidelog.compaction.in_process_engine import InProcess
 from tidelog.compaction.maintenance_session import MaintenanceSession, topics_of
+from tidelog.compaction.merge import merge, planned_merges
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.storage.codec.segment import Cleaned
 from tidelog.storage.core.errors import Corrupt
@@ -136,36 +137,18 @@ class _Compaction:
 
     async def _merge(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
         work = await load_work(self.cluster, topic, number)
-        partition = topic.partitions[number]
-        target = config.target_segment_bytes
-        merges = list(plan.merges(work.segments.columns, partition, target, work.clean_end))
-        files = [[work.segments[position] for position in positions] for positions in merges]
+        merges = planned_merges(work, config.target_segment_bytes, self.now_ms)
         planned = [
-            _planned(work, MERGE, f"small, {len(inputs)} neighbours", inputs) for inputs in files
+            _planned(work, MERGE, f"small, {len(inputs)} neighbours", inputs) for inputs in merges
         ]
         if self.is_dry:
             return planned
-        level = self.cluster.state.level
-        tasks = [
-            Rewrite(topic.prefix, inputs, config.compression_type, result.rows, level=level)
-            for inputs, result in zip(files, planned, strict=True)
-        ]
         compacted: list[Compacted] = []
         step = self.engine.merges_max
-        for turn, first in enumerate(range(0, len(tasks), step)):
+        for turn, first in enumerate(range(0, len(merges), step)):
             turned = work._replace(lock=work.lock + turn)
-            batch, results = tasks[first : first + step], planned[first : first + step]
-            basis = [file for task in batch for file in task.inputs]
-            added = await write_and_commit(
-                self.cluster,
-                self.engine,
-                turned,
-                batch,
-                basis,
-                {},
-                data_change=False,
-                on_rows=self.on_rows,
-            )
+            batch, results = merges[first : first + step], planned[first : first + step]
+            added = await merge(self.cluster, self.engine, turned, batch, self.on_rows)
             if added is None:
                 return compacted + [result._replace(is_lost=True) for result in results]
             compacted += [

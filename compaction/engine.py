@@ -29,8 +29,16 @@ class KeyScan(NamedTuple):
     expires: int
 
 
-class Engine(Protocol):
+class Rewriter(Protocol):
     """Writer of segments; concurrent calls are allowed. Raises Unavailable, Corrupt."""
+
+    async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:
+        """Write one segment for each task, in their order; no table names the segments yet."""
+        ...
+
+
+class Engine(Rewriter, Protocol):
+    """Writer of segments that also finds the newest record of each key."""
 
     @property
     def name(self) -> str:
@@ -49,8 +57,4 @@ class Engine(Protocol):
 
     async def newest(self, scan: KeyScan, on_rows: OnRows) -> np.ndarray:
         """Return the offsets that key compaction keeps: ascending int64, at least one."""
-        ...
-
-    async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:
-        """Write one segment for each task, in their order; no table names the segments yet."""
         ...

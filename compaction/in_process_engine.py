@@ -12,6 +12,7 @@ from tidelog.storage.core.log_settings import COMPACT_MEMORY_BYTES
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.segment_reader import FetchedGroups
 from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.runtime.threads import CpuTime
 from tidelog.storage.store.object_store import ObjectStore
 
 KEYS_PART = 4
@@ -40,11 +41,18 @@ class InProcess:
     merges_max = 1
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, keys_bytes_max: int = KEYS_BYTES_MAX
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        keys_bytes_max: int = KEYS_BYTES_MAX,
+        *,
+        cpu_time: CpuTime | None = None,
     ) -> None:
+        """`cpu_time` counts the CPU time of the rewrites."""
         self._store = store
         self._clock = clock
         self._keys_bytes_max = keys_bytes_max
+        self.cpu_time = cpu_time or CpuTime()
 
     async def newest(self, scan: KeyScan, on_rows: OnRows) -> np.ndarray:
         shares = 1
@@ -67,5 +75,6 @@ class InProcess:
 
     async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:
         return [
-            await rewrite(self._store, task, self._clock.new_id().hex(), on_rows) for task in tasks
+            await rewrite(self._store, task, self._clock.new_id().hex(), on_rows, self.cpu_time)
+            for task in tasks
         ]

@@ -30,6 +30,7 @@ from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.foreign_commits import check
 from tidelog.storage.tables.manifest import Table
+from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalObjects, decode_checkpoint
 
@@ -57,7 +58,14 @@ async def check_exists(store: ObjectStore, clock: Clock) -> None:
 class MaintenanceSession:
     """A session on one cluster, owned by one event loop for one command or maintenance round."""
 
-    def __init__(self, wal: WalView, *, is_shared: bool, is_reading: bool = False) -> None:
+    def __init__(
+        self,
+        wal: WalView,
+        *,
+        is_shared: bool,
+        is_reading: bool = False,
+        open_tables: OpenTables | None = None,
+    ) -> None:
         """Use `open` or `of_broker` instead. If the view is shared, `close` leaves it open."""
         self.store = wal.store
         self.clock = wal.clock
@@ -66,16 +74,19 @@ class MaintenanceSession:
         """Topics that were left as they are, by name, and why."""
         self._is_shared = is_shared
         self._is_reading = is_reading
+        self._open_tables = open_tables
         self._tables: dict[str, Table] = {}
 
     @classmethod
-    def of_broker(cls, broker: Broker) -> "MaintenanceSession":
+    def of_broker(cls, broker: Broker, *, has_brokers_tables: bool = False) -> "MaintenanceSession":
         """Return a session on the broker's view and event loop, so nothing is loaded again.
 
         The session opens tables of its own, because the broker would keep all tables open that are
-        opened through it.
+        opened through it. `has_brokers_tables` is for topics whose tables it has open, because it
+        seals their tails.
         """
-        return cls(broker.stored.wal, is_shared=True)
+        open_tables = broker.stored.open_tables if has_brokers_tables else None
+        return cls(broker.stored.wal, is_shared=True, open_tables=open_tables)
 
     @classmethod
     async def open(
@@ -128,14 +139,19 @@ class MaintenanceSession:
             elif outcome.refusal is not None and not isinstance(outcome.refusal, UnknownTopic):
                 raise outcome.refusal
 
-    async def table(self, topic: Topic) -> Table:
-        """Return the topic's table, refreshed to its newest version."""
+    async def table(self, topic: Topic, *, is_newest: bool = True) -> Table:
+        """Return the topic's table, refreshed to its newest version, or as it is loaded."""
         table = self._tables.get(topic.topic_id)
         if table is None:
-            table = open_table(self.store, topic.prefix, topic.name, self.clock)
-            self._tables[topic.topic_id] = table
-        await table.refresh()
+            table = self._tables[topic.topic_id] = await self._open_table(topic)
+        if is_newest:
+            await table.refresh()
         return table
+
+    async def _open_table(self, topic: Topic) -> Table:
+        if self._open_tables is not None:
+            return await self._open_tables.of(topic)
+        return open_table(self.store, topic.prefix, topic.name, self.clock)
 
     async def checked_table(self, topic: Topic) -> Table:
         """Return the topic's table at its newest version.

@@ -22,6 +22,9 @@ MERGE_FILES_MIN = 4
 the same records would be rewritten again and again for little gain."""
 SMALL_PART = 2
 """A segment is small if its size is at most the target divided by this number."""
+SPAN_PART = 8
+"""Retention removes whole segments, so the oldest record of a segment stays until its newest record
+expires. A merge adds at most this part of `retention.ms` to the time for which a record stays."""
 
 
 class Cut(NamedTuple):
@@ -97,8 +100,28 @@ def _leading(is_wanted: np.ndarray) -> int:
     return len(is_wanted) if is_wanted.all() else int(np.argmin(is_wanted))
 
 
+class MergeBounds(NamedTuple):
+    """Upper bounds of a merged segment.
+
+    The ages of its inputs differ by at most `span_ms`.
+    """
+
+    target_bytes: int
+    span_ms: float = math.inf
+
+    @classmethod
+    def of(cls, config: TopicConfig, target_bytes: int) -> "MergeBounds":
+        """Return the bounds for merges of a topic up to `target_bytes`."""
+        expires = "delete" in config.cleanup_policy and config.retention_ms != UNLIMITED
+        return cls(target_bytes, config.retention_ms // SPAN_PART if expires else math.inf)
+
+
 def merges(
-    columns: SegmentColumns, partition: Partition, target_bytes: int, clean_end: int
+    columns: SegmentColumns,
+    partition: Partition,
+    merge_bounds: MergeBounds,
+    clean_end: int,
+    now_ms: int,
 ) -> Iterator[range]:
     """Yield ranges of positions of small neighbouring segments that become one segment.
 
@@ -108,24 +131,32 @@ def merges(
     first, clean, last = np.searchsorted(
         columns.end_offset, [*bounds, partition.sealed_end], side="right"
     ).tolist()
-    yield from _merges(columns, first, max(clean, first), target_bytes)
-    yield from _merges(columns, max(clean, first), last, target_bytes)
+    newest_ms = columns.newest_ms(now_ms)
+    yield from _merges(columns.size, newest_ms, first, max(clean, first), merge_bounds)
+    yield from _merges(columns.size, newest_ms, max(clean, first), last, merge_bounds)
 
 
-def _merges(columns: SegmentColumns, first: int, last: int, target_bytes: int) -> Iterator[range]:
-    start, size = first, 0
+def _merges(
+    sizes: np.ndarray, newest_ms: np.ndarray, first: int, last: int, merge_bounds: MergeBounds
+) -> Iterator[range]:
+    target_bytes, span_ms = merge_bounds
+    start, size, oldest_ms, latest_ms = first, 0, math.inf, -math.inf
     for position in range(first, last):
-        own = int(columns.size[position])
+        own, own_ms = int(sizes[position]), int(newest_ms[position])
+        oldest_ms, latest_ms = min(oldest_ms, own_ms), max(latest_ms, own_ms)
         if own * SMALL_PART > target_bytes:
-            yield from _worth(columns.size, start, position)
-            start, size = position + 1, 0
+            yield from _worth(sizes, start, position)
+            start, size, oldest_ms, latest_ms = position + 1, 0, math.inf, -math.inf
         elif size + own > target_bytes:
             if position - start > 1:
                 yield range(start, position)
-            start, size = position, own
+            start, size, oldest_ms, latest_ms = position, own, own_ms, own_ms
+        elif latest_ms - oldest_ms > span_ms:
+            yield from _worth(sizes, start, position)
+            start, size, oldest_ms, latest_ms = position, own, own_ms, own_ms
         else:
             size += own
-    yield from _worth(columns.size, start, last)
+    yield from _worth(sizes, start, last)
 
 
 def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:

@@ -41,6 +41,7 @@ from tidelog.storage.read.segment_reader import (
 )
 from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.runtime.tasks import retrieve_exception
+from tidelog.storage.runtime.threads import CpuTime
 from tidelog.storage.store.object_store import ObjectStore, upload
 
 PIECE_BYTES = 32 * 1024 * 1024
@@ -86,19 +87,32 @@ class Rewrite(NamedTuple):
 
 
 async def rewrite(
-    store: ObjectStore, task: Rewrite, unique: str, on_rows: Callable[[int], None] = lambda _: None
+    store: ObjectStore,
+    task: Rewrite,
+    unique: str,
+    on_rows: Callable[[int], None] = lambda _: None,
+    cpu_time: CpuTime | None = None,
 ) -> SegmentFile:
     """Write and upload the segment under a name that contains `unique`; no table names it yet.
 
+    `cpu_time` counts the work on rows, in all threads, but not the requests to the store.
     Raises Corrupt if an input fails verification, or the output differs from what was planned.
     """
     copy = _KeptRows(task)
     inputs = pieces(task.prefix, task.inputs)
-    await pump(store, inputs, copy.decoded, copy.encode, on_rows, copy.is_needed)
+    timed = cpu_time or CpuTime()
+    await pump(
+        store,
+        inputs,
+        lambda block: timed.of(copy.decoded, block),
+        lambda rows: timed.of(copy.encode, rows),
+        on_rows,
+        copy.is_needed,
+    )
     base, end = max(task.inputs[0].base_offset, task.start), task.inputs[-1].end_offset
     path = object_keys.segment(task.partition, base, end, unique)
     key = f"{task.prefix}/{path}"
-    written = await asyncio.to_thread(copy.finish, key)
+    written = await asyncio.to_thread(timed.of, copy.finish, key)
     if written.rows != task.rows or written.base_offset < base or written.end_offset > end:
         content = f"{written.rows} rows of [{written.base_offset}, {written.end_offset})"
         raise Corrupt(key, f"would have {content}, expected {task.rows} of [{base}, {end})")

@@ -39,7 +39,8 @@ class StoredObjects:
 
     def __init__(self, log: Log) -> None:
         self.wal = log.wal
-        """For maintenance in this process (compaction.maintenance_session)."""
+        """For maintenance in this process (compaction.maintenance_session), as `open_tables`."""
+        self.open_tables = log.tables
         self._log = log
 
     def open_table(self, topic: Topic) -> Table:

@@ -248,6 +248,9 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "time since the broker last read the end of the WAL",
             ),
             Panel("Collected", [Query(rate("garbage_objects_total", "job"), "objects")], "ops"),
+            Panel(
+                "CPU of merges", [Query(rate("merge_cpu_seconds_total", "job"), "cores")], "none"
+            ),
         ),
     ),
     (

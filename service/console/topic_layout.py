@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from pydantic import BaseModel, Field
 
-from tidelog.compaction.plan import cleanable, merges
+from tidelog.compaction.plan import MergeBounds, cleanable, merges
 from tidelog.service.slices import sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import TopicConfig
@@ -154,7 +154,8 @@ class TopicLayouts:
         now_ms = self._broker.clock.now_ms()
         columns, clean_end = files.segments, files.clean_end
         cleanable_segments = cleanable(columns, partition, config, clean_end, now_ms)
-        planned = merges(columns, partition, config.target_segment_bytes, clean_end)
+        merge_bounds = MergeBounds.of(config, config.target_segment_bytes)
+        planned = merges(columns, partition, merge_bounds, clean_end, now_ms)
         return Compaction(
             clean_end_offset=clean_end,
             dirty_ratio=cleanable_segments.dirty_ratio,

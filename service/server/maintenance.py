@@ -5,11 +5,11 @@ number of brokers may do it at once, and may crash meanwhile. Retention uses the
 round does not load the cluster again. Collection runs on its own thread, with its own view and
 connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch.
 
-A broker does not merge or compact by itself, because both read and write existing data many times.
-`tidelog compact` does both, on a machine with free capacity. A broker does both if a client asks it
-(`tidelog compact --server`): one topic at a time, on a thread like that of collection. By itself, a
-broker rewrites only small segments in which `delete-records` deleted a part of the records, and
-each of them once.
+A broker merges by itself within a share of a core (service.server.merges), but it does not compact,
+because a compaction reads and writes all data of a topic many times. `tidelog compact` compacts, on
+a machine with free capacity. A broker compacts if a client asks it (`tidelog compact --server`):
+one topic at a time, on a thread like that of collection. By itself, a broker rewrites only small
+segments in which `delete-records` deleted a part of the records, and each of them once.
 """
 
 import asyncio

@@ -30,6 +30,7 @@ from tidelog.service.server.banner import announce, facts
 from tidelog.service.server.drain import Drain
 from tidelog.service.server.log_lines import log_failure, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
+from tidelog.service.server.merges import run_merges
 from tidelog.service.server.open_files import ConnectionLimits, client_limits
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.service import CLOSE_S, Ports, Service
@@ -128,6 +129,7 @@ async def _duties(service: Service) -> AsyncIterator[None]:
     settings, broker = service.settings, service.broker
     tasks = [
         begin_duty("retention", run_maintenance(settings, broker, service.maintenance)),
+        begin_duty("merging", run_merges(settings, broker, service.maintenance)),
         begin_duty("tables", check_tables(broker)),
         asyncio.create_task(service.ports.tls.watch(), name="tidelog-tls"),
         asyncio.create_task(service.reports.rates.run(), name="tidelog-vitals"),

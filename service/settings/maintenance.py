@@ -18,6 +18,16 @@ class MaintenanceSettings(StoreSettings):
         "mean pause between two retention rounds of this broker. One broker also collects garbage: in each 12th round, or once a day if nothing was written. With 0 there are no rounds",
         default=300_000,
     )
+    merge_cpu_percent: int = setting(
+        "CPU time that merges by this broker may take, in percent of one core, at the lowest priority. With 0 this broker merges nothing",
+        default=5,
+        limits=(0, 100),
+    )
+    merge_after_ms: int = setting(
+        "time between two looks of a broker at the small segments of a topic. Looks are only at topics with new segments",
+        default=3_600_000,
+        limits=(100, None),
+    )
     compact_spark_bytes: int = setting(
         "if the segments to compact have more bytes than this, `tidelog compact` without `--engine` uses Spark, if Spark is installed; one process compacts about 100 MB/s, that is, the default size in three minutes",
         default=16 * 1024 * MIB,

@@ -26,6 +26,10 @@ class MaintenanceCounters:
         self.rounds = 0
         self.failures = 0
         self.retentions = 0
+        self.merges = 0
+        self.merged_segments = 0
+        self.merged_bytes = 0
+        self.merge_cpu_s = 0.0
         self.collected_objects = 0
         self.collected_bytes = 0
         self.due_bytes = 0
@@ -33,6 +37,8 @@ class MaintenanceCounters:
         self.oldest_s = 0.0
         self.is_running = False
         """This broker runs rounds."""
+        self.is_merging = False
+        """This broker merges small segments, so only key compaction needs a command."""
         self.results: dict[str, MaintenanceResult] = {}
         """Of this broker's own rounds."""
         self._stored: StoredResults | None = None
@@ -53,6 +59,7 @@ class MaintenanceCounters:
     ) -> list[MaintenanceFacts]:
         """Return the last result of each kind, and the time (s) since the last complete run.
 
+        Compaction is left out if no topic needs it, because this broker merges.
         If no complete run is known, the time is that since the creation of the cluster. For the
         kinds that this broker runs itself, it is that since the start of this broker, because their
         results are in memory.
@@ -60,6 +67,8 @@ class MaintenanceCounters:
         own, now_ms = self.stored(broker).found, broker.clock.now_ms()
         facts = []
         for kind in KINDS:
+            if kind == "compact" and self.is_merging and not _has_compacted_topic(broker):
+                continue
             results = [results[kind] for results in (own, self.results) if kind in results]
             results += [results[kind] for results in of_peers if kind in results]
             last = max(results, key=lambda result: result.at_ms, default=None)
@@ -69,6 +78,10 @@ class MaintenanceCounters:
             since_ms = max([base_ms, *(result.success_ms for result in results)])
             facts.append(MaintenanceFacts(kind, max(now_ms - since_ms, 0) / 1000, last))
         return facts
+
+
+def _has_compacted_topic(broker: Broker) -> bool:
+    return any("compact" in topic.config.cleanup_policy for topic in broker.state.topics.values())
 
 
 class MaintenanceCollector(Collector):
@@ -90,6 +103,14 @@ class MaintenanceCollector(Collector):
                 counters.failures,
             ),
             ("retentions", "log starts moved by this broker", counters.retentions),
+            ("merges", "merges of small segments that this broker committed", counters.merges),
+            ("merged_segments", "segments that merges replaced", counters.merged_segments),
+            ("merged_bytes", "bytes of segments that merges replaced", counters.merged_bytes),
+            (
+                "merge_cpu_seconds",
+                "CPU time of merges in s, without their requests to the store",
+                counters.merge_cpu_s,
+            ),
             ("garbage_objects", "unreferenced objects deleted", counters.collected_objects),
             ("garbage_bytes", "bytes of unreferenced objects deleted", counters.collected_bytes),
         ):

@@ -36,6 +36,7 @@ SEALS = Term("seals", "segment.ms")
 RETENTION = Term("retention of tables", "retention_check_interval_ms")
 COLLECTION = Term("collection of garbage", "retention_check_interval_ms")
 COMPACTION = Term("compaction")
+MERGES = Term("merges of small segments", "merge_after_ms")
 READS = Term("reads of tables")
 RESULTS = Term("results of maintenance")
 OTHER = Term("other")
@@ -46,6 +47,7 @@ _BY_DUTY = {
     "tables": RETENTION,
     "collection": COLLECTION,
     "compaction": COMPACTION,
+    "merging": MERGES,
     "checkpoint": CHECKPOINTS,
     "liveness": LIVENESS,
 }

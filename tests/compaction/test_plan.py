@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.compaction import garbage, plan
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.plan import MergeBounds
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import effective
@@ -124,7 +126,7 @@ def test_retention_of_100_000_segments_is_planned_in_under_a_second() -> None:
     config = effective({"retention.ms": "1000", "retention.bytes": "5000000"})
     started = time.process_time()
     cut = plan.retention(columns, partition, config, 10 * count)
-    merged = list(plan.merges(columns, partition, 100_000, 0))
+    merged = list(plan.merges(columns, partition, MergeBounds(100_000), 0, 10 * count))
     assert time.process_time() - started < 1.0
     assert cut is not None
     assert cut.log_start_offset == 10 * (count - 100)
@@ -133,15 +135,21 @@ def test_retention_of_100_000_segments_is_planned_in_under_a_second() -> None:
 
 
 @examples(300)
-@given(partitions(), st.integers(1, 3000), st.integers(0, 80))
+@given(
+    partitions(),
+    st.builds(MergeBounds, st.integers(1, 3000), st.just(math.inf) | st.integers(0, 1000)),
+    st.integers(0, 80),
+)
 def test_merges_are_of_small_neighbours_and_come_to_an_end(
-    files_and_partition: tuple[list[SegmentFile], Partition], target: int, clean_end: int
+    files_and_partition: tuple[list[SegmentFile], Partition],
+    merge_bounds: MergeBounds,
+    clean_end: int,
 ) -> None:
     files, partition = files_and_partition
     rounds = 0
     while True:
         columns = SegmentColumns.of(files)
-        groups = list(plan.merges(columns, partition, target, clean_end))
+        groups = list(plan.merges(columns, partition, merge_bounds, clean_end, NOW_MS + 50))
         if not groups:
             break
         rounds += 1
@@ -151,20 +159,33 @@ def test_merges_are_of_small_neighbours_and_come_to_an_end(
         for group in groups:
             assert len(group) > 1
             inputs = [files[index] for index in group]
-            assert sum(file.size for file in inputs) <= target
+            assert sum(file.size for file in inputs) <= merge_bounds.target_bytes
+            ages_ms = [file.timestamp_max for file in inputs]
+            assert max(ages_ms) - min(ages_ms) <= merge_bounds.span_ms
             assert inputs[0].end_offset > partition.log_start_offset
             assert inputs[-1].end_offset <= partition.sealed_end
             sides = {file.end_offset <= clean_end for file in inputs}
             assert len(sides) == 1 or min(clean_end, partition.sealed_end) != clean_end
-        for group in reversed(groups):
-            inputs = [files[index] for index in group]
-            files[group.start : group.stop] = [
-                inputs[0]._replace(
-                    end_offset=inputs[-1].end_offset,
-                    size=sum(file.size for file in inputs),
-                    rows=sum(file.rows for file in inputs),
-                )
-            ]
+        merge_all(files, groups)
+
+
+def merge_all(files: list[SegmentFile], groups: list[range]) -> int:
+    """Replace each group by one segment; return the bytes that this writes."""
+    written = 0
+    for group in reversed(groups):
+        inputs = [files[index] for index in group]
+        size = sum(file.size for file in inputs)
+        written += size
+        newest_ms = max(file.timestamp_max for file in inputs)
+        files[group.start : group.stop] = [
+            inputs[0]._replace(
+                end_offset=inputs[-1].end_offset,
+                size=size,
+                rows=sum(file.rows for file in inputs),
+                timestamp_max=newest_ms,
+            )
+        ]
+    return written
 
 
 def test_small_segments_that_come_one_by_one_are_not_written_again_and_again() -> None:
@@ -173,15 +194,48 @@ def test_small_segments_that_come_one_by_one_are_not_written_again_and_again() -
     for number in range(512):
         files += files_of([(10, 1000, 0)], 10 * number)
         partition = Partition(0, 10 * number + 10, 10 * number + 10)
-        for group in reversed(list(plan.merges(SegmentColumns.of(files), partition, 10**6, 0))):
-            inputs = [files[index] for index in group]
-            size = sum(file.size for file in inputs)
-            written += size
-            files[group.start : group.stop] = [
-                inputs[0]._replace(end_offset=inputs[-1].end_offset, size=size)
-            ]
+        columns = SegmentColumns.of(files)
+        written += merge_all(
+            files, list(plan.merges(columns, partition, MergeBounds(10**6), 0, NOW_MS))
+        )
     assert len(files) < 20
     assert written < 12 * 512 * 1000
+
+
+MINUTE_MS, DAY_MS = 60_000, 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("days", "retention_ms", "seals_a_look", "files_max"),
+    [(365, -1, 36, 130), (50, 7 * DAY_MS, 6, 40)],
+)
+def test_a_record_each_second_for_long_makes_few_segments(
+    days: int, retention_ms: int, seals_a_look: int, files_max: int
+) -> None:
+    """There is a seal each 10 minutes: 52,560 in a year. Their content fills 47 segments."""
+    seals, size = days * 24 * 6, 60_000
+    config = effective({"retention.ms": str(retention_ms)})
+    merge_bounds = MergeBounds.of(config, config.segment_bytes)
+    files: list[SegmentFile] = []
+    written, log_start = 0, 0
+    for number in range(seals):
+        now_ms = NOW_MS + number * 10 * MINUTE_MS
+        files += files_of([(600, size, NOW_MS - now_ms)], 600 * number)
+        if number % seals_a_look:
+            continue
+        partition = Partition(log_start, 600 * (number + 1), 600 * (number + 1))
+        cut = plan.retention(SegmentColumns.of(files), partition, config, now_ms)
+        if cut is not None:
+            log_start = cut.log_start_offset
+            files = [file for file in files if file.end_offset > log_start]
+            partition = Partition(log_start, partition.sealed_end, partition.high_watermark)
+        assert not files or now_ms - files[0].timestamp_max <= (
+            math.inf if retention_ms < 0 else retention_ms * (1 + 1 / plan.SPAN_PART)
+        )
+        columns = SegmentColumns.of(files)
+        written += merge_all(files, list(plan.merges(columns, partition, merge_bounds, 0, now_ms)))
+    assert len(files) < files_max
+    assert written < 11 * seals * size
 
 
 @examples(300)

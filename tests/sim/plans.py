@@ -32,6 +32,9 @@ read; that produce what they make of records; topics that come, grow and go."""
 DELETIONS = 0.25
 """In how many worlds with maintenance clients move log starts too."""
 
+MERGING = 0.6
+"""In how many worlds with maintenance brokers merge small segments."""
+
 FIRST_LEVEL = 0.25
 """How many worlds begin at level 1. Some of them are raised, at any moment."""
 
@@ -96,6 +99,8 @@ class Plan(NamedTuple):
     """The grace of maintenance commands; None: that of the cluster."""
     is_deleted: bool = False
     """While retention runs, clients move log starts."""
+    merge_after_s: float | None = None
+    """After this time without a look, brokers look for small segments; None: never."""
     has_guests: bool = False
     """A stop is a pause of the broker's machine, which its boot time misses."""
 
@@ -250,6 +255,9 @@ def plan_of(seed: int) -> Plan:
         plan = _in_parts(plan, random.Random(f"parts {seed}"))
     if has_tables and random.Random(f"deletions {seed}").random() < DELETIONS:
         plan = plan._replace(is_deleted=True)
+    merging = random.Random(f"merging {seed}")
+    if has_tables and merging.random() < MERGING:
+        plan = plan._replace(merge_after_s=merging.choice([0.5, 2.0]))
     if kind != "groups":
         return plan
     return plan._replace(

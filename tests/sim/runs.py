@@ -61,6 +61,7 @@ class Run:
         self.carers: list[machine.Process] = []
         self.is_over = False
         world.on_exit = self._restart
+        world.merge_after_s = plan.merge_after_s
 
     async def main(self) -> None:
         world, plan = self.world, self.plan

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tidelog.service.server.merges import Merges
 from tidelog.storage.store.object_store import Created
 from tidelog.storage.tables import commit_put
 from tidelog.storage.tables.delta import DeltaManifest
@@ -46,9 +47,22 @@ def any_commit_is_taken() -> list[Patch]:
     return [(DeltaManifest, "_take", take)]
 
 
+def merged_inputs_are_deleted() -> list[Patch]:
+    real = Merges._merge
+
+    async def merge(self: Merges, session: Any, work: Any, inputs: Any) -> bool:
+        is_merged = await real(self, session, work, inputs)
+        if is_merged:
+            await session.store.delete([f"{work.topic.prefix}/{file.path}" for file in inputs])
+        return is_merged
+
+    return [(Merges, "_merge", merge)]
+
+
 MUTATIONS: tuple[tuple[Any, ...], ...] = (
     ("a commit that exists is taken for the own one", existing_is_ours, ("tables",), 30),
     ("a commit to a table overwrites another", commits_overwrite, ("tables",), 30),
     ("removes of others' commits are dropped", removes_are_dropped, ("tables",), 30),
+    ("inputs of merges are deleted at once", merged_inputs_are_deleted, ("backups",), 60),
     ("a commit follows that of any program", any_commit_is_taken, ("foreign",), 120),
 )

@@ -30,6 +30,7 @@ import tidelog.storage.write.set_aside_requests
 from tests.sim import doubts, faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
+from tests.sim.merging import merge_for_ever
 from tests.sim.network import Air, Fate, Refusal, Silence
 from tests.sim.peers import Peers
 from tests.sim.stores import Bucket, Tables, Way, Weather
@@ -99,6 +100,8 @@ class World:
         self.has_unknown_brokers = False
         """Whether brokers run that the others do not know: a copy has the id of another one. A read
         that waits may lack what it acknowledged (I3)."""
+        self.merge_after_s: float | None = None
+        """After this time without a look, brokers look for small segments; None: never."""
         self.loses_entries = False
         """Whether all announcements of entries are lost."""
         self.full = 0.0
@@ -291,6 +294,9 @@ class World:
             return
         broker.is_ready = True
         self.note(f"{broker.name} is ready")
+        if self.merge_after_s is not None:
+            merging = self._merge(broker, self.merge_after_s)
+            broker.process.spawn(self.rooted(f"merges of {broker.name}", merging))
         try:
             await log.run_until_failed()
         except asyncio.CancelledError:
@@ -304,6 +310,16 @@ class World:
         except Exception as error:
             self.bug(f"{broker.name} has crashed: {error!r}")
             logging.getLogger("tidelog.sim").exception("%s has crashed", broker.name)
+
+    async def _merge(self, broker: Broker, after_s: float) -> None:
+        def on_merges(merges: int) -> None:
+            self.counts["merged"] = self.counts.get("merged", 0) + merges
+
+        def on_error(error: LogError) -> None:
+            if not (broker.is_ending or self.expects(error)):
+                self.bug(f"merges of {broker.name} fail: {error!r}")
+
+        await merge_for_ever(broker.log, broker.way, after_s, on_merges, on_error)
 
     def end(self, broker: Broker) -> None:
         """SIGTERM: it ends in its own way, if nothing kills it before it has."""
