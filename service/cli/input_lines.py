@@ -225,6 +225,14 @@ class ProduceOptions(NamedTuple):
     linger_ms: Annotated[
         int, Option(min=0, max=60_000, help="how many ms a batch waits for more lines")
     ] = 50
+    flush_ms: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="how many ms a broker may hold a request to commit it with others, which saves "
+            "requests to the store; without it, as the topic's flush.ms says",
+        ),
+    ] = None
     crlf: Annotated[
         bool, Option("--crlf", help="with text: remove a carriage return at a line's end")
     ] = False
@@ -268,6 +276,7 @@ class ProduceOptions(NamedTuple):
             media_type=parser.media_type,
             acks=self.acks,
             linger_ms=self.linger_ms,
+            flush_ms=self.flush_ms,
             batch_records=self.batch_records,
             batch_bytes=self.batch_bytes,
             in_flight=self.in_flight,

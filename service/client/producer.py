@@ -42,6 +42,7 @@ from tidelog.service.client.records import (
     JsonRecord,
     ProduceFormat,
     encoded,
+    headers_of_write,
 )
 from tidelog.service.client.transactions import AsyncTransaction
 from tidelog.storage.codec.key_partition import partition_of
@@ -78,6 +79,8 @@ class ProducerOptions(NamedTuple):
     acks: str = "all"
     linger_ms: float = 5.0
     """How long a batch waits for more records."""
+    flush_ms: float | None = None
+    """How long the broker may hold a batch to commit it with others; None: as the topic says."""
     batch_records: int = 10_000
     batch_bytes: int = 1024 * 1024
     buffer_bytes: int = 32 * 1024 * 1024
@@ -133,10 +136,9 @@ async def send_batch(
         "POST",
         f"/topics/{quoted(topic)}",
         params={"acks": options.acks},
-        headers={
-            "content-type": options.media_type or MEDIA_TYPES[options.format],
-            "idempotency-key": f'"{idempotency_key}"',
-        },
+        headers=headers_of_write(
+            options.media_type or MEDIA_TYPES[options.format], idempotency_key, options.flush_ms
+        ),
         content=b'{"records":[%b]}' % b",".join(texts),
         retry_s=options.delivery_s,
     )
@@ -342,7 +344,11 @@ class AsyncProducer(Connected):
     def transaction(self, idempotency_key: str | None = None) -> AsyncTransaction:
         """Return a transaction: records and offsets of groups that are committed together."""
         return AsyncTransaction(
-            self.connection, self.options.format, idempotency_key, self.options.delivery_s
+            self.connection,
+            self.options.format,
+            idempotency_key,
+            self.options.delivery_s,
+            self.options.flush_ms,
         )
 
     # -- lanes

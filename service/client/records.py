@@ -27,6 +27,17 @@ RECORD_BYTES = 64
 """The size of a record in a buffer is the length of its text plus this number."""
 
 
+def headers_of_write(
+    content_type: str, idempotency_key: str, flush_ms: float | None
+) -> dict[str, str]:
+    """Return the HTTP headers of a request that commits records.
+
+    `flush_ms` is how long the broker may hold it to commit it with others; None: as the topics say.
+    """
+    headers = {"content-type": content_type, "idempotency-key": f'"{idempotency_key}"'}
+    return headers if flush_ms is None else {**headers, "linger": f"{flush_ms / 1000:.3f}"}
+
+
 class Header(msgspec.Struct, frozen=True):
     """A header of a record."""
 

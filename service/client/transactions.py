@@ -15,7 +15,7 @@ import msgspec
 
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import BadArgument, ClientError
-from tidelog.service.client.records import Headers, ProduceFormat, v3_record
+from tidelog.service.client.records import Headers, ProduceFormat, headers_of_write, v3_record
 from tidelog.storage.core.model import TopicPartition
 
 
@@ -38,10 +38,12 @@ class AsyncTransaction:
         fmt: ProduceFormat = "binary",
         idempotency_key: str | None = None,
         delivery_s: float = 120.0,
+        flush_ms: float | None = None,
     ) -> None:
         self._connection = connection
         self._format = fmt
         self._delivery_s = delivery_s
+        self._flush_ms = flush_ms
         self._key = idempotency_key or os.urandom(16).hex()
         self._topics: dict[str, list[dict[str, Any]]] = {}
         self._groups: dict[str, dict[str, Any]] = {}
@@ -129,7 +131,7 @@ class AsyncTransaction:
         answer = await self._connection.call(
             "POST",
             f"{cluster}/transactions",
-            headers={"content-type": "application/json", "idempotency-key": f'"{self._key}"'},
+            headers=headers_of_write("application/json", self._key, self._flush_ms),
             content=self._body,
             retry_s=self._delivery_s,
         )

@@ -65,6 +65,7 @@ class Stub:
         self.told = b'[{"partition":0}]'
         self.may_answer = threading.Event()
         self.may_answer.set()
+        self.lingers: list[str | None] = []
         self.seen: list[tuple[str | None, bytes, float]] = []
         stub = self
 
@@ -75,6 +76,7 @@ class Stub:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 stub.seen.append((self.headers["idempotency-key"], body, time.monotonic()))
+                stub.lingers.append(self.headers["linger"])
                 stub.may_answer.wait()
                 if stub.refusals:
                     status, headers = stub.refusals.pop(0)
@@ -124,6 +126,13 @@ def test_an_interrupted_command_says_how_many_records_have_no_answer() -> None:
                 b"tidelog: interrupted: 0 records acknowledged, "
                 b"1 record without an answer may be in the topic\n"
             )
+
+
+def test_broker_may_hold_records_for_as_long_as_the_command_says() -> None:
+    with Stub().serving() as stub:
+        for options in ([], ["--flush-ms", "2500"]):
+            tidelog("produce", "t", *options, "--server", stub.base_url, stdin="x\n")
+    assert stub.lingers == [None, "2.500"]
 
 
 def test_what_may_succeed_later_is_repeated_with_the_same_key() -> None:
