@@ -13,9 +13,10 @@ which the measurement may miss.
 import asyncio
 import contextlib
 import itertools
+import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,7 @@ BUSY_S, IDLE_S = 60.0, 300.0
 """How long a cluster is measured: with producers, and without."""
 QUICK_S = 20.0
 """Both times, and that of a round, in the short form."""
+LOG_KINDS = {"wal", "data"}
 TABLE_KINDS = {"table log", "segment"}
 PROBE_S = 2.0
 RECORD_BYTES = 100
@@ -128,6 +130,15 @@ CASES: Sequence[Case] = (
         partitions=300,
         is_zoned=True,
     ),
+    Case(
+        "the same, 1,000 partitions, 0.8 MB/s",
+        2,
+        records_s=800,
+        flush_interval_ms=250,
+        record_bytes=1000,
+        partitions=1000,
+        is_zoned=True,
+    ),
 )
 SEALS = 20
 """Of the row that counts the requests of one seal."""
@@ -147,6 +158,13 @@ class Cost(NamedTuple):
 
     def of(self, *verbs: str) -> float:
         return sum(rate for request, rate in self.rates.items() if request.verb in verbs)
+
+    def of_kinds(self, verb: str, kinds: Container[str]) -> float:
+        return sum(
+            rate
+            for request, rate in self.rates.items()
+            if request.verb == verb and request.kind in kinds and request.status < 300
+        )
 
     @property
     def of_deltalake(self) -> float:
@@ -229,6 +247,9 @@ class Clients:
         self._cluster = cluster
         self.produced = 0
         self.consumed = 0
+        self.lags_s: list[float] = []
+        """Of consumed records, from the time at which a broker took them. Without the records that
+        were there when the consumer began."""
 
     def works(self) -> list[Callable[[httpx.AsyncClient], Awaitable[None]]]:
         works: list[Callable[[httpx.AsyncClient], Awaitable[None]]] = []
@@ -297,9 +318,13 @@ class Clients:
             places = [TopicPartition("t", part) for part in range(self._case.partitions)]
             consumer.assign(places)
             await consumer.seek_to_beginning(*places)
+            settled_s = time.time() + SETTLED_S
             while True:
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     self.consumed += len(records)
+                    now_s = time.time()
+                    taken_s = (record.timestamp / 1000 for record in records)
+                    self.lags_s += [now_s - at_s for at_s in taken_s if at_s > settled_s]
         finally:
             await consumer.stop()
 
@@ -340,6 +365,18 @@ class Measurement(NamedTuple):
     cost: Cost
     produced: int
     consumed: int
+    lags_s: Sequence[float] = ()
+
+    @property
+    def reading(self) -> str:
+        """What the reader in another zone got, and its requests for each object of the log."""
+        share = self.consumed / max(1, self.produced)
+        gets = self.cost.of_kinds("GET", LOG_KINDS) / self.cost.of_kinds("PUT", LOG_KINDS)
+        lag_s = statistics.quantiles(self.lags_s, n=100)[98]
+        return (
+            f"read to {100 * share:.0f} % in the other zone, p99 {lag_s:.1f} s after the broker "
+            f"took a record, {gets:.2f} GETs an object"
+        )
 
 
 def measured(case: Case, server: RunningServer, folder: Path, seconds: float) -> Measurement:
@@ -359,10 +396,12 @@ def measured(case: Case, server: RunningServer, folder: Path, seconds: float) ->
         looks = _first_looks(server, clients, case.round_s) if case.topics else NO_LOOKS
         server.reset()
         produced, consumed, began_s = clients.produced, clients.consumed, time.monotonic()
+        clients.lags_s.clear()
         asyncio.run(clients.run(seconds))
         counts, took_s = server.counts(), time.monotonic() - began_s
     cost = cost_of(counts, took_s, looks)
-    return Measurement(cost, clients.produced - produced, clients.consumed - consumed)
+    produced, consumed = clients.produced - produced, clients.consumed - consumed
+    return Measurement(cost, produced, consumed, clients.lags_s)
 
 
 def _first_looks(server: RunningServer, clients: Clients, round_s: float) -> Mapping[Request, int]:
@@ -413,8 +452,7 @@ def measure(folder: Path, *, is_quick: bool) -> Table:
             measurement = measured(case, server, folder / str(place), seconds)
             title = case.title
             if case.is_zoned:
-                read = measurement.consumed / max(1, measurement.produced)
-                title = f"{title} ({100 * read:.0f} % of the records)"
+                title = f"{title} ({measurement.reading})"
             rows.append(measurement.cost.row(title))
     how = (
         "requests as the store counts them; PUT 60 ms, GET 30 ms; S3 Standard's prices: PUT, LIST "
