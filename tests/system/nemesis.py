@@ -29,6 +29,8 @@ YOUNG = {
 OFTEN = {
     "poll_interval_ms": 200,
     "retention_check_interval_ms": 1000,
+    "merge_after_ms": 2000,
+    "merge_cpu_percent": 20,
     "tuning": {
         "wal": {"checkpoint_entries": 50, "checkpoint_interval_s": 0.0},
         "sealer": {"check_interval_s": 0.2},

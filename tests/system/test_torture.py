@@ -18,7 +18,7 @@ import pytest
 
 from tests.sim.groupcheck import check_all
 from tests.sim.history import Event, Fetched
-from tests.support.broker import tidelog
+from tests.support.broker import Broker, tidelog
 from tests.support.history import violations
 from tests.support.ports import free_port, free_port_pairs
 from tests.support.seaweed import Seaweed
@@ -29,7 +29,7 @@ from tests.system.kafka_load import KafkaGroup, KafkaProducer
 from tests.system.load import Load, Mix, Reading, Sent
 from tests.system.nemesis import OFTEN, VIEW_AGE_S, YOUNG, Nemesis
 from tests.system.recorded import Witness, history_of
-from tests.system.several import QUICK, brokers
+from tests.system.several import QUICK, brokers, metrics
 from tests.system.transform import Found, Names, Worker, check
 
 PARTITIONS = 3
@@ -136,16 +136,23 @@ def test_answers_to_clients_are_true(
             cluster[0], topic, [sending for sending in sent if sending.request.is_acked][-20:]
         )
         check(_transformed(urls[1], names))
+        merged = {"segments": sum(_merged_segments(broker) for broker in cluster)}
         for broker in cluster:
             assert broker.stop() == 0, broker.log()[-3000:]
         scrubbed = tidelog("scrub", "--store", store, "--json", **variables)
         assert json.loads(scrubbed.stdout)["is_whole"], scrubbed.stdout
         print(
             json.dumps(
-                _counted(sent, workers, events, (ways, peers), nemesis) | _kafka(producers, group),
+                _counted(sent, workers, events, (ways, peers), nemesis)
+                | _kafka(producers, group)
+                | {"merged since the last start": merged},
                 indent=2,
             )
         )
+
+
+def _merged_segments(broker: Broker) -> int:
+    return round(metrics(broker)["tidelog_merged_segments_total"])
 
 
 def _transformed(url: str, names: Names) -> Found:
