@@ -58,8 +58,9 @@ async def load_work(
     """
     table = await cluster.table(topic, is_newest=is_newest)
     lock = await table.transaction_version(maintenance_app_id(number)) or 0
-    clean_end = await table.transaction_version(clean_app_id(number)) or 0
     index = await table.segments(number)
+    # After the segments: if a compaction comes in between, its commit has removed some of them.
+    clean_end = await table.transaction_version(clean_app_id(number)) or 0
     columns = index.columns
     if (columns.base_offset[1:] != columns.end_offset[:-1]).any():
         why = f"partition {number} has offsets in no segment"

@@ -137,7 +137,7 @@ class _Compaction:
 
     async def _merge(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
         work = await load_work(self.cluster, topic, number)
-        merges = planned_merges(work, config.target_segment_bytes, self.now_ms)
+        merges = list(planned_merges(work, config.target_segment_bytes, self.now_ms))
         planned = [
             _planned(work, MERGE, f"small, {len(inputs)} neighbours", inputs) for inputs in merges
         ]

@@ -82,8 +82,8 @@ class MaintenanceSession:
         """Return a session on the broker's view and event loop, so nothing is loaded again.
 
         The session opens tables of its own, because the broker would keep all tables open that are
-        opened through it. `has_brokers_tables` is for topics whose tables it has open, because it
-        seals their tails.
+        opened through it. With `has_brokers_tables`, it uses the broker's where one is open: they
+        are at the newest version if the broker seals the topic, and its next seal has no conflict.
         """
         open_tables = broker.stored.open_tables if has_brokers_tables else None
         return cls(broker.stored.wal, is_shared=True, open_tables=open_tables)
@@ -149,7 +149,7 @@ class MaintenanceSession:
         return table
 
     async def _open_table(self, topic: Topic) -> Table:
-        if self._open_tables is not None:
+        if self._open_tables is not None and self._open_tables.has(topic):
             return await self._open_tables.of(topic)
         return open_table(self.store, topic.prefix, topic.name, self.clock)
 

@@ -7,7 +7,8 @@ that streaming readers skip (`data_change`).
 the merge is complete, and the inputs stay for active readers until collection.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from tidelog.compaction import plan
 from tidelog.compaction.commit_rewrites import Work, write_and_commit
@@ -17,14 +18,12 @@ from tidelog.compaction.rewrite import Rewrite
 from tidelog.storage.core.model import SegmentFile
 
 
-def planned_merges(work: Work, target_bytes: int, now_ms: int) -> list[list[SegmentFile]]:
-    """Return the inputs of each merge of a partition, in order of offsets."""
+def planned_merges(work: Work, target_bytes: int, now_ms: int) -> Iterator[list[SegmentFile]]:
+    """Yield the inputs of each merge of a partition, in order of offsets."""
     merge_bounds = plan.MergeBounds.of(work.config, target_bytes)
     columns, partition = work.segments.columns, work.topic.partitions[work.number]
-    return [
-        [work.segments[position] for position in positions]
-        for positions in plan.merges(columns, partition, merge_bounds, work.clean_end, now_ms)
-    ]
+    for positions in plan.merges(columns, partition, merge_bounds, work.clean_end, now_ms):
+        yield [work.segments[position] for position in positions]
 
 
 async def merge(
@@ -33,15 +32,24 @@ async def merge(
     work: Work,
     merges: Sequence[Sequence[SegmentFile]],
     on_rows: OnRows = lambda _: None,
+    *,
+    bytes_max: float = math.inf,
 ) -> list[SegmentFile] | None:
     """Merge the inputs of each merge, all in one commit; return the new segments.
 
-    Return None if another run committed first: then nothing has changed. Raises Corrupt,
-    Unavailable, CommitUnknown.
+    Return None if another run committed first: then nothing has changed. Raises RewriteTooLarge if
+    a new segment would have more than `bytes_max`; Corrupt, Unavailable, CommitUnknown.
     """
     prefix, codec, level = work.topic.prefix, work.config.compression_type, cluster.state.level
     tasks = [
-        Rewrite(prefix, inputs, codec, sum(file.rows for file in inputs), level=level)
+        Rewrite(
+            prefix,
+            inputs,
+            codec,
+            sum(file.rows for file in inputs),
+            level=level,
+            bytes_max=bytes_max,
+        )
         for inputs in merges
     ]
     basis = [file for inputs in merges for file in inputs]

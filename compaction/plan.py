@@ -22,9 +22,16 @@ MERGE_FILES_MIN = 4
 the same records would be rewritten again and again for little gain."""
 SMALL_PART = 2
 """A segment is small if its size is at most the target divided by this number."""
+MERGE_FILES_MAX = 1000
+"""Largest number of inputs of a merge. Each takes one or two requests, and an action in the commit,
+which all readers of the table read."""
+GAIN_PART = 4
+"""A merge that fills a segment adds at least this part of its largest input to it. Else it would
+rewrite much for little."""
 SPAN_PART = 8
 """Retention removes whole segments, so the oldest record of a segment stays until its newest record
-expires. A merge adds at most this part of `retention.ms` to the time for which a record stays."""
+expires. A merge adds at most this part of `retention.ms` to the time for which a record stays, and
+at most this part of `retention.bytes` to the bytes that stay."""
 
 
 class Cut(NamedTuple):
@@ -101,10 +108,7 @@ def _leading(is_wanted: np.ndarray) -> int:
 
 
 class MergeBounds(NamedTuple):
-    """Upper bounds of a merged segment.
-
-    The ages of its inputs differ by at most `span_ms`.
-    """
+    """Upper bounds of a merged segment: its size, and the time in ms between its records."""
 
     target_bytes: int
     span_ms: float = math.inf
@@ -112,8 +116,15 @@ class MergeBounds(NamedTuple):
     @classmethod
     def of(cls, config: TopicConfig, target_bytes: int) -> "MergeBounds":
         """Return the bounds for merges of a topic up to `target_bytes`."""
-        expires = "delete" in config.cleanup_policy and config.retention_ms != UNLIMITED
-        return cls(target_bytes, config.retention_ms // SPAN_PART if expires else math.inf)
+        span_ms = math.inf
+        if "delete" in config.cleanup_policy:
+            if config.retention_ms != UNLIMITED:
+                span_ms = config.retention_ms // SPAN_PART
+            if config.retention_bytes != UNLIMITED:
+                target_bytes = min(target_bytes, config.retention_bytes // SPAN_PART)
+        if "compact" in config.cleanup_policy and config.min_compaction_lag_ms > 0:
+            span_ms = min(span_ms, config.min_compaction_lag_ms)
+        return cls(target_bytes, span_ms)
 
 
 def merges(
@@ -131,32 +142,69 @@ def merges(
     first, clean, last = np.searchsorted(
         columns.end_offset, [*bounds, partition.sealed_end], side="right"
     ).tolist()
-    newest_ms = columns.newest_ms(now_ms)
-    yield from _merges(columns.size, newest_ms, first, max(clean, first), merge_bounds)
-    yield from _merges(columns.size, newest_ms, max(clean, first), last, merge_bounds)
+    # A stamp in the future does not count, but the commit's time, which a merge sets to now.
+    newest_ms = np.minimum(columns.timestamp_max, now_ms)
+    ages_ms = np.minimum(columns.timestamp_min, newest_ms), newest_ms
+    for start, end in ((first, max(clean, first)), (max(clean, first), last)):
+        yield from _merges(columns.size, ages_ms, start, end, merge_bounds)
 
 
 def _merges(
-    sizes: np.ndarray, newest_ms: np.ndarray, first: int, last: int, merge_bounds: MergeBounds
+    sizes: np.ndarray,
+    ages_ms: tuple[np.ndarray, np.ndarray],
+    first: int,
+    last: int,
+    merge_bounds: MergeBounds,
 ) -> Iterator[range]:
+    """Yield the merges of [first, last); `ages_ms` are the oldest and newest times by segment."""
     target_bytes, span_ms = merge_bounds
-    start, size, oldest_ms, latest_ms = first, 0, math.inf, -math.inf
-    for position in range(first, last):
-        own, own_ms = int(sizes[position]), int(newest_ms[position])
-        oldest_ms, latest_ms = min(oldest_ms, own_ms), max(latest_ms, own_ms)
-        if own * SMALL_PART > target_bytes:
-            yield from _worth(sizes, start, position)
-            start, size, oldest_ms, latest_ms = position + 1, 0, math.inf, -math.inf
-        elif size + own > target_bytes:
-            if position - start > 1:
-                yield range(start, position)
-            start, size, oldest_ms, latest_ms = position, own, own_ms, own_ms
-        elif latest_ms - oldest_ms > span_ms:
-            yield from _worth(sizes, start, position)
-            start, size, oldest_ms, latest_ms = position, own, own_ms, own_ms
-        else:
-            size += own
-    yield from _worth(sizes, start, last)
+    oldest_ms, newest_ms = ages_ms
+    group = _Group(first)
+    segments = zip(
+        range(first, last),
+        sizes[first:last].tolist(),
+        oldest_ms[first:last].tolist(),
+        newest_ms[first:last].tolist(),
+        strict=True,
+    )
+    for position, size, oldest, newest in segments:
+        if size * SMALL_PART > target_bytes:
+            yield from _worth(sizes, group.start, position)
+            group = _Group(position + 1)
+            continue
+        if group.size + size > target_bytes:
+            yield from group.full(position)
+            group = _Group(position)
+        elif (
+            position - group.start >= MERGE_FILES_MAX
+            or max(group.newest_ms, newest) - min(group.oldest_ms, oldest) > span_ms
+        ):
+            yield from _worth(sizes, group.start, position)
+            group = _Group(position)
+        group.add(size, oldest, newest)
+    yield from _worth(sizes, group.start, last)
+
+
+class _Group:
+    """Neighbouring small segments from the position `start` on."""
+
+    __slots__ = ("largest", "newest_ms", "oldest_ms", "size", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.size = self.largest = 0
+        self.oldest_ms, self.newest_ms = math.inf, -math.inf
+
+    def add(self, size: int, oldest_ms: int, newest_ms: int) -> None:
+        self.size += size
+        self.largest = max(self.largest, size)
+        self.oldest_ms = min(self.oldest_ms, oldest_ms)
+        self.newest_ms = max(self.newest_ms, newest_ms)
+
+    def full(self, end: int) -> Iterator[range]:
+        """Yield the group, because the next segment does not fit, if its merge is a gain."""
+        if end - self.start > 1 and (self.size - self.largest) * GAIN_PART >= self.largest:
+            yield range(self.start, end)
 
 
 def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:

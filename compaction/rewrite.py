@@ -13,6 +13,7 @@ inputs.
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +29,7 @@ from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import record_columns
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import format_levels, object_keys
-from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.read.segment_reader import (
@@ -62,6 +63,10 @@ another."""
 T = TypeVar("T")
 
 
+class RewriteTooLarge(LogError):
+    """The output of a rewrite would be larger than its bound. Nothing was uploaded."""
+
+
 class Rewrite(NamedTuple):
     """Segments that become one segment: the work of one task.
 
@@ -69,7 +74,7 @@ class Rewrite(NamedTuple):
     keeps all. `rows` is the number of kept rows. `cleaned` are the past compactions that the
     output's footer lists; if it is None, take them from the footer of an input that lists the most.
     `level` is the cluster's level. Rows below the offset `start` are left out, and the output's
-    name begins there.
+    name begins there. An output of more than `bytes_max` is given up.
     """
 
     prefix: str
@@ -80,6 +85,7 @@ class Rewrite(NamedTuple):
     cleaned: Sequence[segments.Cleaned] | None = None
     level: int = format_levels.NEWEST
     start: int = 0
+    bytes_max: float = math.inf
 
     @property
     def partition(self) -> int:
@@ -96,7 +102,8 @@ async def rewrite(
     """Write and upload the segment under a name that contains `unique`; no table names it yet.
 
     `cpu_time` counts the work on rows, in all threads, but not the requests to the store.
-    Raises Corrupt if an input fails verification, or the output differs from what was planned.
+    Raises RewriteTooLarge; Corrupt if an input fails verification, or the output differs from what
+    was planned.
     """
     copy = _KeptRows(task)
     inputs = pieces(task.prefix, task.inputs)
@@ -283,10 +290,18 @@ class _KeptRows:
             self._cleaned = rows.footer.cleaned
         self._digest = self._digest.of(rows.batch)
         self._writer.add(rows.batch)
+        self._check_size(self._writer.size)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._task.bytes_max:
+            first = f"{self._task.prefix}/{self._task.inputs[0].path}"
+            limit = f"{self._task.bytes_max} bytes"
+            raise RewriteTooLarge(f"the merge of {first} and the next segments exceeds {limit}")
 
     def finish(self, key: str) -> segments.Written:
         """Finish the output and verify it by reading it back."""
         written = self._writer.finish(is_json=self._is_json, cleaned=self._cleaned)
+        self._check_size(written.size)
         if _digest_of(written.body) != self._digest:
             raise Corrupt(key, "reads back with other rows than were written")
         return written

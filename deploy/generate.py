@@ -94,7 +94,7 @@ METRIC_SECTIONS = {
         cache_bytes cache_bytes_max cache_hits cache_misses""",
     "Sealing and maintenance": """sealed_segments sealed_records sealed_bytes seal_conflicts
         seal_failures tables_in_doubt damaged_tails holds care_rounds care_failures retentions
-        merges merged_segments merged_bytes merge_cpu_seconds
+        merges merge_failures merged_segments merged_bytes merge_cpu_seconds
         garbage_objects garbage_bytes garbage_due_bytes garbage_waiting_bytes
         garbage_oldest_seconds maintenance_age_seconds maintenance_failed scrub_damage""",
     "Kafka clients": """kafka_request_seconds kafka_errors kafka_bytes kafka_connections

@@ -80,7 +80,7 @@ class RetentionLooks:
             return self._needs_look(topic)
         look = self._looks.get(topic.topic_id)
         last_s = self._began_s if look is None else look.at_s
-        sealed_ends = _sealed_ends(topic)
+        sealed_ends = sealed_ends_of(topic)
         is_idle = look is not None and look.sealed_ends == sealed_ends
         pause_s = OTHERS_IDLE_LOOK_S if is_idle else OTHERS_LOOK_S
         return self._broker.clock.boot_s() >= last_s + pause_s and any(sealed_ends)
@@ -90,14 +90,14 @@ class RetentionLooks:
         self._looks[topic.topic_id] = _Look(
             topic.config,
             _log_starts(topic),
-            _sealed_ends(topic),
+            sealed_ends_of(topic),
             due_ms,
             self._broker.clock.boot_s(),
         )
 
     def _needs_look(self, topic: Topic) -> bool:
         look = self._looks.get(topic.topic_id)
-        sealed_ends = _sealed_ends(topic)
+        sealed_ends = sealed_ends_of(topic)
         if look is None:
             return any(sealed_ends)  # else there is no table
         if look.config != topic.config or look.log_starts != _log_starts(topic):
@@ -112,5 +112,5 @@ def _log_starts(topic: Topic) -> "array[int]":
     return array("q", [partition.log_start_offset for partition in topic.partitions])
 
 
-def _sealed_ends(topic: Topic) -> "array[int]":
+def sealed_ends_of(topic: Topic) -> "array[int]":
     return array("q", [partition.sealed_end for partition in topic.partitions])

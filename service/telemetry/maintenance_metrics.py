@@ -27,6 +27,7 @@ class MaintenanceCounters:
         self.failures = 0
         self.retentions = 0
         self.merges = 0
+        self.merge_failures = 0
         self.merged_segments = 0
         self.merged_bytes = 0
         self.merge_cpu_s = 0.0
@@ -38,7 +39,8 @@ class MaintenanceCounters:
         self.is_running = False
         """This broker runs rounds."""
         self.is_merging = False
-        """This broker merges small segments, so only key compaction needs a command."""
+        """This broker merges, and its last merges did not fail: only key compaction needs a
+        command."""
         self.results: dict[str, MaintenanceResult] = {}
         """Of this broker's own rounds."""
         self._stored: StoredResults | None = None
@@ -104,11 +106,16 @@ class MaintenanceCollector(Collector):
             ),
             ("retentions", "log starts moved by this broker", counters.retentions),
             ("merges", "merges of small segments that this broker committed", counters.merges),
+            (
+                "merge_failures",
+                "partitions whose merge failed; it is tried again after merge_after_ms",
+                counters.merge_failures,
+            ),
             ("merged_segments", "segments that merges replaced", counters.merged_segments),
             ("merged_bytes", "bytes of segments that merges replaced", counters.merged_bytes),
             (
                 "merge_cpu_seconds",
-                "CPU time of merges in s, without their requests to the store",
+                "CPU time of merges in s; requests to the store count with 4 ms for each segment",
                 counters.merge_cpu_s,
             ),
             ("garbage_objects", "unreferenced objects deleted", counters.collected_objects),

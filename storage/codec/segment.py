@@ -154,6 +154,11 @@ class SegmentWriter:
         self._rows = self._base_offset = self._end_offset = self._groups = 0
         self._stamps: list[int] = []
 
+    @property
+    def size(self) -> int:
+        """Return the bytes that are encoded so far."""
+        return int(self._sink.tell())
+
     def add(self, batch: pa.RecordBatch, nbytes: int | None = None) -> None:
         """Add the next records. `nbytes` estimates their memory; without it, it is measured."""
         for group in self._cut.add(batch, batch.nbytes if nbytes is None else nbytes):

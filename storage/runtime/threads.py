@@ -48,9 +48,11 @@ class CpuTime:
         try:
             return call(*arguments, **keywords)
         finally:
-            used_s = time.thread_time() - began_s
-            with self._turn:
-                self.seconds += used_s
+            self.add(time.thread_time() - began_s)
+
+    def add(self, seconds: float) -> None:
+        with self._turn:
+            self.seconds += seconds
 
 
 R = TypeVar("R")

@@ -52,6 +52,10 @@ class OpenTables:
     def __len__(self) -> int:
         return len(self._open)
 
+    def has(self, topic: Topic) -> bool:
+        """Return whether the topic's manifest is open."""
+        return topic.topic_id in self._open
+
     async def of(self, topic: Topic, *, age_max_s: float = math.inf) -> Table:
         """Return the topic's manifest.
 

@@ -160,8 +160,9 @@ def test_merges_are_of_small_neighbours_and_come_to_an_end(
             assert len(group) > 1
             inputs = [files[index] for index in group]
             assert sum(file.size for file in inputs) <= merge_bounds.target_bytes
-            ages_ms = [file.timestamp_max for file in inputs]
-            assert max(ages_ms) - min(ages_ms) <= merge_bounds.span_ms
+            assert len(inputs) <= plan.MERGE_FILES_MAX
+            oldest_ms = min(file.timestamp_min for file in inputs)
+            assert max(file.timestamp_max for file in inputs) - oldest_ms <= merge_bounds.span_ms
             assert inputs[0].end_offset > partition.log_start_offset
             assert inputs[-1].end_offset <= partition.sealed_end
             sides = {file.end_offset <= clean_end for file in inputs}
@@ -176,13 +177,13 @@ def merge_all(files: list[SegmentFile], groups: list[range]) -> int:
         inputs = [files[index] for index in group]
         size = sum(file.size for file in inputs)
         written += size
-        newest_ms = max(file.timestamp_max for file in inputs)
         files[group.start : group.stop] = [
             inputs[0]._replace(
                 end_offset=inputs[-1].end_offset,
                 size=size,
                 rows=sum(file.rows for file in inputs),
-                timestamp_max=newest_ms,
+                timestamp_min=min(file.timestamp_min for file in inputs),
+                timestamp_max=max(file.timestamp_max for file in inputs),
             )
         ]
     return written
@@ -205,37 +206,69 @@ def test_small_segments_that_come_one_by_one_are_not_written_again_and_again() -
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
 
 
-@pytest.mark.parametrize(
-    ("days", "retention_ms", "seals_a_look", "files_max"),
-    [(365, -1, 36, 130), (50, 7 * DAY_MS, 6, 40)],
-)
-def test_a_record_each_second_for_long_makes_few_segments(
-    days: int, retention_ms: int, seals_a_look: int, files_max: int
-) -> None:
-    """There is a seal each 10 minutes: 52,560 in a year. Their content fills 47 segments."""
-    seals, size = days * 24 * 6, 60_000
-    config = effective({"retention.ms": str(retention_ms)})
-    merge_bounds = MergeBounds.of(config, config.segment_bytes)
-    files: list[SegmentFile] = []
-    written, log_start = 0, 0
-    for number in range(seals):
-        now_ms = NOW_MS + number * 10 * MINUTE_MS
-        files += files_of([(600, size, NOW_MS - now_ms)], 600 * number)
-        if number % seals_a_look:
-            continue
-        partition = Partition(log_start, 600 * (number + 1), 600 * (number + 1))
-        cut = plan.retention(SegmentColumns.of(files), partition, config, now_ms)
+class SealedTopic:
+    """A topic of a record each second, sealed each 10 minutes, retained and merged at each look."""
+
+    def __init__(self, retention_ms: int) -> None:
+        self._config = effective({"retention.ms": str(retention_ms)})
+        self._bounds = MergeBounds.of(self._config, self._config.segment_bytes)
+        self._log_start = self._end = 0
+        self.now_ms = NOW_MS
+        self.files: list[SegmentFile] = []
+        self.written = 0
+
+    def seal(self, size: int) -> None:
+        self.now_ms += 10 * MINUTE_MS
+        (file,) = files_of([(600, size, NOW_MS - self.now_ms)], self._end)
+        self.files.append(file._replace(timestamp_min=self.now_ms - 10 * MINUTE_MS))
+        self._end += 600
+
+    def look(self) -> None:
+        partition = Partition(self._log_start, self._end, self._end)
+        columns = SegmentColumns.of(self.files)
+        cut = plan.retention(columns, partition, self._config, self.now_ms)
         if cut is not None:
-            log_start = cut.log_start_offset
-            files = [file for file in files if file.end_offset > log_start]
-            partition = Partition(log_start, partition.sealed_end, partition.high_watermark)
-        assert not files or now_ms - files[0].timestamp_max <= (
-            math.inf if retention_ms < 0 else retention_ms * (1 + 1 / plan.SPAN_PART)
-        )
-        columns = SegmentColumns.of(files)
-        written += merge_all(files, list(plan.merges(columns, partition, merge_bounds, 0, now_ms)))
-    assert len(files) < files_max
-    assert written < 11 * seals * size
+            self._log_start = cut.log_start_offset
+            self.files = [file for file in self.files if file.end_offset > self._log_start]
+            columns = SegmentColumns.of(self.files)
+            partition = Partition(self._log_start, self._end, self._end)
+        merges = list(plan.merges(columns, partition, self._bounds, 0, self.now_ms))
+        self.written += merge_all(self.files, merges)
+
+
+def test_a_record_each_second_for_a_year_makes_few_segments() -> None:
+    """Of 52,560 seals, whose content fills 47 segments."""
+    topic, size = SealedTopic(retention_ms=-1), 60_000
+    for number in range(365 * 24 * 6):
+        topic.seal(size)
+        if number % 36 == 0:
+            topic.look()
+    assert len(topic.files) < 130
+    assert topic.written < 11 * 365 * 24 * 6 * size
+
+
+@pytest.mark.parametrize(("growth_a_day", "files_max"), [(1.0, 60), (1.3, 60), (2.0, 400)])
+def test_merges_keep_records_a_part_of_retention_longer_at_most(
+    growth_a_day: float, files_max: int
+) -> None:
+    topic = SealedTopic(retention_ms=7 * DAY_MS)
+    for number in range(20 * 24 * 6):
+        topic.seal(round(100 * growth_a_day ** (number / 144)))
+        if number % 6 == 0:
+            topic.look()
+            age_ms = topic.now_ms - topic.files[0].timestamp_min
+            assert age_ms <= 7 * DAY_MS * (1 + 1 / plan.SPAN_PART) + 70 * MINUTE_MS
+    assert len(topic.files) < files_max
+
+
+def test_merges_keep_a_part_of_retention_bytes_at_most() -> None:
+    config = effective({"retention.bytes": "8000000"})
+    assert MergeBounds.of(config, 10**9).target_bytes == 1_000_000
+
+
+def test_merges_do_not_make_records_of_a_compacted_topic_younger() -> None:
+    config = effective({"cleanup.policy": "compact", "min.compaction.lag.ms": "5000"})
+    assert MergeBounds.of(config, 10**9) == (10**9, 5000)
 
 
 @examples(300)

@@ -100,6 +100,8 @@ class Known:
 class Story:
     """A history, sorted and indexed."""
 
+    times: list[float] = field(default_factory=list)
+    """When each event was."""
     calls: dict[int, Call] = field(default_factory=dict)
     topics: dict[str, Topic] = field(default_factory=dict)
     finals: dict[Where, Final] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class Story:
     def of(cls, events: Iterable[Event]) -> "Story":
         story = cls()
         for position, event in enumerate(sorted(events, key=lambda event: event.at)):
+            story.times.append(event.at)
             match event:
                 case Topic():
                     story.topics[event.name] = event
@@ -142,6 +145,14 @@ class Story:
                     assert call.answer is None, f"op {event.op} was answered twice"
                     call.answer, call.answered_at = event, position
         return story
+
+    def seen_from(self, call: Call) -> int:
+        """Return the position before which a fetch must see all records (I3)."""
+        assert isinstance(call.asked, Fetch)
+        if not call.asked.lag_s or call.answer is None:
+            return call.asked_at
+        position = bisect.bisect_left(self.times, call.answer.at - call.asked.lag_s)
+        return min(call.asked_at, position)
 
     def is_compacted(self, topic: str) -> bool:
         return topic in self.topics and self.topics[topic].is_compacted
@@ -368,7 +379,7 @@ class _Records:
                 continue
             request, answer = call.asked, call.answer
             partition = (request.topic, request.partition)
-            known_end = self.known.before(call.asked_at, partition)
+            known_end = self.known.before(self.story.seen_from(call), partition)
             if isinstance(answer, OutOfRange):
                 if request.offset >= answer.log_start_offset and request.offset < known_end:
                     yield "stale", f"fetch {request.op} of {request.offset} says {answer}"

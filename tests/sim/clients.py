@@ -448,6 +448,7 @@ class Reader(Client):
             broker=broker.name,
             stream=stream,
             may_lag=wait_s > 0 and self.world.has_unknown_brokers,
+            lag_s=self.world.settings.read_freshness_s if wait_s else 0.0,
         )
 
         async def fetch(broker: Broker) -> Answer:

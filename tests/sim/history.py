@@ -111,6 +111,8 @@ class Fetch(_Invocation, frozen=True):
 
     `stream`, if any, names a reader whose next fetch continues at `next_offset` of the last.
     `may_lag`: an empty answer may lack what a process acknowledged that no broker knows.
+    `lag_s`: it may lack what was acknowledged within this time before it. A read that waits may;
+    its wait is longer, unless its broker ends.
     """
 
     client: str
@@ -120,6 +122,7 @@ class Fetch(_Invocation, frozen=True):
     broker: str = ""
     stream: str = ""
     may_lag: bool = False
+    lag_s: float = 0.0
 
 
 class Fetched(_Outcome, frozen=True):

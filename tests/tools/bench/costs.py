@@ -369,7 +369,7 @@ class Measurement(NamedTuple):
 
     @property
     def reading(self) -> str:
-        """What the reader in another zone got, and its requests for each object of the log."""
+        """The share and the lag of the reader in the other zone, and its requests by object."""
         share = self.consumed / max(1, self.produced)
         gets = self.cost.of_kinds("GET", LOG_KINDS) / self.cost.of_kinds("PUT", LOG_KINDS)
         lag_s = statistics.quantiles(self.lags_s, n=100)[98]
