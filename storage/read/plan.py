@@ -181,7 +181,7 @@ def tail_slices(
     end = min(offset_range.end, view.high_watermark)
     for chunk in view.tail:
         low, high = max(start, chunk.base_offset), min(end, chunk.end_offset)
-        if low < high and not chunk.is_lost and read_filter.overlaps(*_times_of(chunk)):
+        if low < high and not chunk.is_lost and read_filter.overlaps(*times_of(chunk)):
             yield TailRange(
                 offset_range.topic,
                 offset_range.partition,
@@ -193,7 +193,8 @@ def tail_slices(
             )
 
 
-def _times_of(chunk: TailChunk) -> tuple[int, int]:
+def times_of(chunk: TailChunk) -> tuple[int, int]:
+    """Return bounds (ms) of the timestamps that readers get."""
     if chunk.append_ms >= 0:
         return chunk.append_ms, chunk.append_ms
     return chunk.timestamp_min, chunk.timestamp_max
