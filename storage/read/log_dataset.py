@@ -33,7 +33,7 @@ from tidelog.storage.read.plan import (
     segment_slices,
     tail_slices,
 )
-from tidelog.storage.read.pruning import Bounds, Condition, columns_of
+from tidelog.storage.read.pruning import Condition, RecordBounds, columns_of
 from tidelog.storage.read.split_reader import MayMatch, read_split
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.blocking_store import OpenedStore
@@ -351,7 +351,9 @@ def _uncounted(topic: TopicSnapshot) -> TopicSnapshot:
 def _may_match(condition: Condition | None) -> MayMatch:
     if condition is None:
         return lambda _, __: True
-    return lambda partition, group: bool(condition.matching(partition, [group], Bounds.of_group))
+    return lambda partition, group: bool(
+        condition.matching(partition, [group], RecordBounds.of_group)
+    )
 
 
 def _with_partition(schema: pa.Schema, piece: Slice, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -144,7 +144,7 @@ def plan(
         )
         split_bytes = min(split_bytes, total // splits_min)
     split_bytes = max(split_bytes, SPLIT_BYTES_MIN)
-    shared = [share for record_slice in segments for share in _shares(record_slice, split_bytes)]
+    shared = [share for record_slice in segments for share in shares(record_slice, split_bytes)]
     return [*_pack(tail, split_bytes), *_pack(shared, split_bytes)]
 
 
@@ -200,12 +200,13 @@ def times_of(chunk: TailChunk) -> tuple[int, int]:
     return chunk.timestamp_min, chunk.timestamp_max
 
 
-def _shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
+def shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
+    """Yield the parts of a segment of about `split_bytes` each."""
     # Round to nearest, not up, because two tasks for 1.2 times `split_bytes` would cost more time
     # than they save.
-    shares = max(1, round(whole.cost / split_bytes))
-    for share in range(shares):
-        yield whole._replace(cost=whole.cost // shares, share=share, shares=shares)
+    count = max(1, round(whole.cost / split_bytes))
+    for share in range(count):
+        yield whole._replace(cost=whole.cost // count, share=share, shares=count)
 
 
 def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:

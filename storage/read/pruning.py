@@ -31,8 +31,8 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _FORMAT, _FILES = ds.ParquetFileFormat(), fs.LocalFileSystem()
 
 
-class Bounds(NamedTuple):
-    """Bounds of some records of one partition, all inclusive; times are ms."""
+class RecordBounds(NamedTuple):
+    """RecordBounds of some records of one partition, all inclusive; times are ms."""
 
     offset_min: int
     offset_max: int
@@ -40,21 +40,21 @@ class Bounds(NamedTuple):
     timestamp_max: int
 
     @classmethod
-    def of_segment(cls, file: SegmentFile) -> "Bounds":
+    def of_segment(cls, file: SegmentFile) -> "RecordBounds":
         return cls(file.base_offset, file.end_offset - 1, file.timestamp_min, file.timestamp_max)
 
     @classmethod
-    def of_chunk(cls, chunk: TailChunk) -> "Bounds":
+    def of_chunk(cls, chunk: TailChunk) -> "RecordBounds":
         return cls(chunk.base_offset, chunk.end_offset - 1, *times_of(chunk))
 
     @classmethod
-    def of_group(cls, group: RowGroup) -> "Bounds":
+    def of_group(cls, group: RowGroup) -> "RecordBounds":
         return cls(
             group.base_offset, group.end_offset - 1, group.timestamp_min, group.timestamp_max
         )
 
     @classmethod
-    def around(cls, parts: Sequence["Bounds"]) -> "Bounds":
+    def around(cls, parts: Sequence["RecordBounds"]) -> "RecordBounds":
         return cls(
             min(part.offset_min for part in parts),
             max(part.offset_max for part in parts),
@@ -73,7 +73,7 @@ class Condition:
         self._is_bounded = not self.columns.isdisjoint({"partition", "offset", "timestamp"})
 
     def matching(
-        self, partition: int, parts: Sequence[Part], bounds_of: Callable[[Part], Bounds]
+        self, partition: int, parts: Sequence[Part], bounds_of: Callable[[Part], RecordBounds]
     ) -> Sequence[Part]:
         """Return the parts of a partition in which a record can match."""
         if not self._is_bounded or not parts:
@@ -83,7 +83,7 @@ class Condition:
             range(first, min(first + BLOCK_PARTS, len(parts)))
             for first in range(0, len(parts), BLOCK_PARTS)
         ]
-        wide = [Bounds.around([bounds[index] for index in block]) for block in blocks]
+        wide = [RecordBounds.around([bounds[index] for index in block]) for block in blocks]
         indexes = [
             index for position in self._indexes(partition, wide) for index in blocks[position]
         ]
@@ -98,11 +98,11 @@ class Condition:
 
     def _pruned(self, part: PartitionSnapshot) -> PartitionSnapshot:
         return part._replace(
-            segments=self.matching(part.number, part.segments, Bounds.of_segment),
-            tail=self.matching(part.number, part.tail, Bounds.of_chunk),
+            segments=self.matching(part.number, part.segments, RecordBounds.of_segment),
+            tail=self.matching(part.number, part.tail, RecordBounds.of_chunk),
         )
 
-    def _indexes(self, partition: int, bounds: Sequence[Bounds]) -> list[int]:
+    def _indexes(self, partition: int, bounds: Sequence[RecordBounds]) -> list[int]:
         """Return the indexes of the bounds within which a record can match.
 
         Arrow prunes the files of a dataset. These have no bytes, and are never opened.
@@ -116,7 +116,7 @@ class Condition:
         files = ds.FileSystemDataset(fragments, self._schema, _FORMAT, _FILES)
         return [int(fragment.path) for fragment in files.get_fragments(self.expression)]
 
-    def _guarantee(self, partition: int, bounds: Bounds) -> pc.Expression:
+    def _guarantee(self, partition: int, bounds: RecordBounds) -> pc.Expression:
         """Return what holds for all records within the bounds, of the columns that are read."""
         facts = [pc.field("partition") == pa.scalar(partition, pa.int32())]
         if "offset" in self.columns:
