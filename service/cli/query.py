@@ -151,9 +151,10 @@ def connect(memory_bytes: int, folder: str) -> "duckdb.DuckDBPyConnection":
         "temp_directory": folder,
         "autoinstall_known_extensions": "false",  # a query downloads nothing
         "python_enable_replacements": "false",  # a table is a topic, never a local variable
-        "TimeZone": "UTC",
     }
-    return duckdb.connect(config=settings)
+    connection = duckdb.connect(config=settings)
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
 
 
 def result_of(connection: "duckdb.DuckDBPyConnection", sql: str) -> "pa.RecordBatchReader | None":

@@ -1,4 +1,4 @@
-"""SQL and searches over a real data set, in CPU seconds: 336,776 flights, of which 10,000 are a tail.
+"""SQL and searches over a real data set: 336,776 flights, of which 10,000 are a tail.
 
 Each figure is what a command does after its imports: open the store, take a snapshot, run.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deploy.demo import flights
 from tests.support.broker_log import open_log
-from tests.tools.bench.report import Row, Table, machine, table
+from tests.tools.bench.report import Row, Table, table
 from tidelog.service.cli import query
 from tidelog.service.settings.settings import Settings
 from tidelog.storage.broker import Broker
@@ -43,9 +43,7 @@ def measure(folder: Path, *, is_quick: bool) -> Table:
     settings = Settings(store=folder.as_uri())
     rows = [
         _row("SQL: count of all records", _cpu_s(lambda: _query(settings, COUNT)), 0.1),
-        _row(
-            "SQL: values of a range of 100 offsets", _cpu_s(lambda: _query(settings, RANGE)), 0.05
-        ),
+        _row("SQL: the values of 100 offsets", _cpu_s(lambda: _query(settings, RANGE)), 0.05),
         _row("SQL: a field of each JSON value", _cpu_s(lambda: _query(settings, CARRIERS))),
     ]
     newest = max(events, key=lambda event: event.timestamp_ms)
@@ -60,7 +58,7 @@ def measure(folder: Path, *, is_quick: bool) -> Table:
     how = (
         f"{len(events):,} flights of 2013 as JSON on {PARTITIONS} partitions in a folder, {SEALS} "
         f"seals, {TAIL:,} records not sealed; CPU seconds of the process after its imports, the "
-        f"median of {RUNS} runs; {machine()}"
+        f"median of {RUNS} runs"
     )
     return table(rows)._replace(how=how)
 
