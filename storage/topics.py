@@ -25,6 +25,14 @@ class ClusterTopics:
     def __init__(self, log: Log) -> None:
         self._log = log
 
+    def table_uri(self, topic: Topic) -> str | None:
+        """Return the URI of the topic's Delta table, or None if the store has none (memory).
+
+        Before the first seal there is nothing at the URI.
+        """
+        store = self._log.store
+        return f"{store.url}/{topic.prefix}" if hasattr(store, "table_uri") else None
+
     async def create(
         self, name: str, partitions: int, configs: dict[str, str], *, validate_only: bool = False
     ) -> Topic | None:

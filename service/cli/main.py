@@ -58,6 +58,8 @@ SUMMARIES = {
     "seal": "Move the tails of a topic into its table now.",
     "clients": "Show the Kafka clients that are connected to the brokers of the cluster.",
     "status": "Show whether the cluster is well: brokers, store, sealing, maintenance, groups.",
+    "query": "Run a SQL query over the topics in a store, with DuckDB.",
+    "search": "Print the records of a topic that have a text, the newest first.",
     "replay": "Write the records of a topic to files, with Spark.",
     "retain": "Delete the records that exceed retention.ms or retention.bytes.",
     "delete-records": "Delete the records of a topic before given offsets.",

@@ -103,11 +103,13 @@ def list_topics(command: ClientCommand) -> None:
 
 @topics.command("describe")
 def describe_topic(name: TopicArgument, command: ClientCommand) -> None:
-    """Show the partitions, offsets and configs of a topic."""
+    """Show the partitions, offsets, configs and table of a topic."""
     description = command.run(lambda connection: _description(connection, name))
     if command.as_json:
         show_json(description)
         return
+    if description["table"] is not None:
+        show_line(f"table: {description['table']}\n")
     bounds = [tuple(partition.values()) for partition in description["partitions"]]
     show_table(
         ("partition", "log start", "high watermark", "offsets"),
@@ -126,7 +128,7 @@ def describe_topic(name: TopicArgument, command: ClientCommand) -> None:
 async def _description(connection: Connection, name: str) -> dict[str, Any]:
     path = f"{await connection.cluster()}/topics/{quoted(name)}"
     with missing_is(no_topic(name)):
-        count = (await connection.get_json(path))["partitions_count"]
+        topic = await connection.get_json(path)
     configs = (await connection.get_json(f"{path}/configs"))["data"]
 
     async def offsets(number: int) -> dict[str, int]:
@@ -136,7 +138,10 @@ async def _description(connection: Connection, name: str) -> dict[str, Any]:
 
     return {
         "name": name,
-        "partitions": await together(*map(offsets, range(count)), at_once=OFFSETS_AT_ONCE),
+        "table": topic.get("table_uri"),
+        "partitions": await together(
+            *map(offsets, range(topic["partitions_count"])), at_once=OFFSETS_AT_ONCE
+        ),
         "configs": {
             config["name"]: {
                 "value": config["value"],

@@ -305,6 +305,9 @@ class TopicSummary(BaseModel):
 class TopicLayout(BaseModel):
     topic_name: str
     topic_id: str
+    table_uri: str | None = Field(
+        description="Delta table of the sealed records; null: in memory only"
+    )
     created_ms: int
     partitions_count: int
     totals: LayoutTotals
@@ -381,6 +384,7 @@ async def get_topic_layout(
     return TopicLayout(
         topic_name=topic.name,
         topic_id=topic.topic_id,
+        table_uri=broker.topics.table_uri(topic),
         created_ms=topic.created_ms,
         partitions_count=len(topic.partitions),
         totals=await pictures.totals(topic),

@@ -99,6 +99,9 @@ class TopicData(Resource):
     configs: Related
     partition_reassignments: Related
     authorized_operations: list[str] = []
+    table_uri: str | None = Field(
+        default=None, description="Delta table of the sealed records; null: in memory only"
+    )
 
 
 class _PartitionResource(Resource):
@@ -278,7 +281,7 @@ class ResourceFactory:
             partition_replicas=self.related(*path, "partition-replicas"),
         )
 
-    def topic(self, name: str, partitions: int) -> TopicData:
+    def topic(self, name: str, partitions: int, table_uri: str | None) -> TopicData:
         path = ("topics", name)
         return self.create(
             TopicData,
@@ -289,6 +292,7 @@ class ResourceFactory:
             partitions=self.related(*path, "partitions"),
             configs=self.related(*path, "configs"),
             partition_reassignments=self.related(*path, "partitions", "-", "reassignment"),
+            table_uri=table_uri,
         )
 
     def partition(self, topic: str, number: int) -> PartitionData:

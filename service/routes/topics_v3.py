@@ -112,7 +112,7 @@ async def list_topics(
         topic = operations.topics.shown(rights, name)
         if topic is None:
             return None
-        data = make.topic(name, len(topic.partitions))
+        data = make.topic(name, len(topic.partitions), operations.topics.table_uri(name))
         if include_authorized_operations:
             data.authorized_operations = allowed_operations(rights, TOPIC, name)
         return data
@@ -142,7 +142,8 @@ async def create_topic(
     partitions = await operations.topics.create(
         change, body.topic_name, lambda: topic, validate_only=body.validate_only
     )
-    data = make.topic(body.topic_name, partitions)
+    uri = operations.topics.table_uri(body.topic_name)
+    data = make.topic(body.topic_name, partitions, uri)
     if body.validate_only:
         response.status_code = 200
     else:
@@ -151,12 +152,17 @@ async def create_topic(
 
 
 async def get_topic(
-    context: PathTopic, rights: Rights, include_authorized_operations: WithOperations = False
+    context: PathTopic,
+    operations: BrokerOperations,
+    rights: Rights,
+    include_authorized_operations: WithOperations = False,
 ) -> TopicData:
     """A topic."""
-    topic = context.make.topic(context.topic.name, len(context.topic.partitions))
+    name = context.topic.name
+    uri = operations.topics.table_uri(name)
+    topic = context.make.topic(name, len(context.topic.partitions), uri)
     if include_authorized_operations:
-        topic.authorized_operations = allowed_operations(rights, TOPIC, context.topic.name)
+        topic.authorized_operations = allowed_operations(rights, TOPIC, name)
     return topic
 
 
@@ -174,7 +180,7 @@ async def add_partitions(
     count = body.partitions_count
     with hosted_topic():
         await operations.topics.add_partitions(change, topic_name, count)
-    return make.topic(topic_name, count)
+    return make.topic(topic_name, count, operations.topics.table_uri(topic_name))
 
 
 async def delete_topic(

@@ -1,6 +1,6 @@
 """Records as columns: made of rows, of headers and timestamps, and joined. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +158,20 @@ def _no_headers(rows: int) -> pa.Array:
 
 
 _NO_HEADERS = _no_headers(16 * 1024)
+
+
+def joined(batches: Iterable[pa.RecordBatch], rows_min: int) -> Generator[pa.RecordBatch]:
+    """Yield the rows in batches of at least `rows_min`, except the last one."""
+    small: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        small.append(batch)
+        count += batch.num_rows
+        if count >= rows_min:
+            yield concat(small)
+            small, count = [], 0
+    if small:
+        yield concat(small)
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -8,17 +8,18 @@ two reads are absent, as in a later snapshot. Any other hole is a loss of record
 error, so a snapshot never lacks records silently.
 """
 
+import datetime as dt
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import msgspec
 
-from tidelog.storage.core.errors import TableInDoubt
+from tidelog.storage.core.errors import InvalidRequest, TableInDoubt
 from tidelog.storage.core.log_settings import WalSettings
-from tidelog.storage.core.model import SegmentFile, TopicPartition
+from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.read.log_snapshot import LogSnapshot, PartitionSnapshot, TopicSnapshot
 from tidelog.storage.read.plan import OffsetRange, ReadFilter, Slice, segment_slices, tail_slices
 from tidelog.storage.read.spark_kafka_options import Found, OffsetSpan, TopicSelection, resolve
@@ -26,6 +27,7 @@ from tidelog.storage.read.split_reader import SliceReader
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.foreign_commits import blamed, hole
@@ -113,6 +115,26 @@ class OfflineLog:
         ]
         return snapshot._replace(topics={topic.name: topic for topic in topics_now})
 
+    async def snapshot_at(self, topics: Topics, time_ms: int) -> LogSnapshot:
+        """Return a snapshot with the records that the log had at `time_ms`, and no others.
+
+        This is the log before the first entry that was written after this time. It is known while
+        the entries of that time are in the WAL, for an hour or longer, and while the topics still
+        have all records of that time. Else raise InvalidRequest. Raises UnknownTopic.
+        """
+        then = await self._wal.objects.state_at(self._wal.cluster, time_ms)
+        if then is None:
+            raise InvalidRequest(
+                f"the log as of {_iso(time_ms)} is not known: the WAL no longer has the entries of "
+                "that time, and older records do not say when they came"
+            )
+        snapshot = await self.snapshot(topics)
+        topics_then = {
+            name: _as_of(topic, then.topic_of_id(topic.topic_id), time_ms)
+            for name, topic in snapshot.topics.items()
+        }
+        return LogSnapshot(snapshot.cluster_id, then.seq, topics_then)
+
     async def find(
         self, snapshot: LogSnapshot, times: Iterable[tuple[TopicPartition, int]]
     ) -> Found:
@@ -162,7 +184,7 @@ class OfflineLog:
                 table = table or await self._table(topic)
                 index = await segments_to(table, part.number, part.sealed_end, topic.prefix)
                 partition = await self._checked(topic, part, table, index, start, fail_on_data_loss)
-                segments = list(_between(index, partition.log_start_offset, part.sealed_end))
+                segments = index.between(partition.log_start_offset, part.sealed_end)
                 partitions[part.number] = partition._replace(segments=segments)
         return topic._replace(partitions=partitions)
 
@@ -234,6 +256,47 @@ def _topic_snapshot(state: ClusterState, name: str, *, has_tail: bool) -> TopicS
     )
 
 
+def _as_of(topic: TopicSnapshot, then: Topic | None, time_ms: int) -> TopicSnapshot:
+    """Return the topic with the records of `then`, its state at `time_ms`.
+
+    Raises InvalidRequest if the topic was not there, or some of the records are gone.
+    """
+    if then is None:
+        raise InvalidRequest(f"topic {topic.name!r} did not exist at {_iso(time_ms)}")
+    ends = [partition.high_watermark for partition in then.partitions]
+    ends += [0] * (len(topic.partitions) - len(ends))
+    for part, partition in zip(topic.partitions, then.partitions, strict=False):
+        end = partition.high_watermark
+        removed_to = min(part.log_start_offset, end)
+        are_gone = removed_to > partition.log_start_offset or any(
+            file.rows != file.end_offset - file.base_offset
+            for file in part.segments
+            if file.base_offset < end
+        )
+        if are_gone:
+            raise InvalidRequest(
+                f"the log as of {_iso(time_ms)} is not known: partition {topic.name}-{part.number} "
+                "has lost records of that time, to retention, delete-records or compaction"
+            )
+    return topic._replace(
+        partitions=[
+            part._replace(sealed_end=min(part.sealed_end, end), high_watermark=end)
+            if end > part.log_start_offset
+            else part._replace(
+                sealed_end=part.log_start_offset,
+                high_watermark=part.log_start_offset,
+                segments=[],
+                tail=[],
+            )
+            for part, end in zip(topic.partitions, ends, strict=True)
+        ]
+    )
+
+
+def _iso(time_ms: int) -> str:
+    return dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC).isoformat(timespec="milliseconds")
+
+
 def _partition_snapshot(number: int, partition: Partition, *, has_tail: bool) -> PartitionSnapshot:
     # Copy the elements: the newest element of a tail may still grow.
     tail = [msgspec.structs.replace(chunk) for chunk in partition.tail] if has_tail else []
@@ -245,10 +308,3 @@ def _partition_snapshot(number: int, partition: Partition, *, has_tail: bool) ->
         segments=[],
         tail=tail,
     )
-
-
-def _between(index: SegmentIndex, start: int, end: int) -> Iterator[SegmentFile]:
-    file = index.at_or_after(start)
-    while file is not None and file.base_offset < end:
-        yield file
-        file = index.at_or_after(file.end_offset)

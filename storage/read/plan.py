@@ -144,7 +144,7 @@ def plan(
         )
         split_bytes = min(split_bytes, total // splits_min)
     split_bytes = max(split_bytes, SPLIT_BYTES_MIN)
-    shared = [share for record_slice in segments for share in _shares(record_slice, split_bytes)]
+    shared = [share for record_slice in segments for share in shares(record_slice, split_bytes)]
     return [*_pack(tail, split_bytes), *_pack(shared, split_bytes)]
 
 
@@ -181,7 +181,7 @@ def tail_slices(
     end = min(offset_range.end, view.high_watermark)
     for chunk in view.tail:
         low, high = max(start, chunk.base_offset), min(end, chunk.end_offset)
-        if low < high and not chunk.is_lost and read_filter.overlaps(*_times_of(chunk)):
+        if low < high and not chunk.is_lost and read_filter.overlaps(*times_of(chunk)):
             yield TailRange(
                 offset_range.topic,
                 offset_range.partition,
@@ -193,18 +193,20 @@ def tail_slices(
             )
 
 
-def _times_of(chunk: TailChunk) -> tuple[int, int]:
+def times_of(chunk: TailChunk) -> tuple[int, int]:
+    """Return bounds (ms) of the timestamps that readers get."""
     if chunk.append_ms >= 0:
         return chunk.append_ms, chunk.append_ms
     return chunk.timestamp_min, chunk.timestamp_max
 
 
-def _shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
+def shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
+    """Yield the parts of a segment of about `split_bytes` each."""
     # Round to nearest, not up, because two tasks for 1.2 times `split_bytes` would cost more time
     # than they save.
-    shares = max(1, round(whole.cost / split_bytes))
-    for share in range(shares):
-        yield whole._replace(cost=whole.cost // shares, share=share, shares=shares)
+    count = max(1, round(whole.cost / split_bytes))
+    for share in range(count):
+        yield whole._replace(cost=whole.cost // count, share=share, shares=count)
 
 
 def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:

@@ -6,7 +6,7 @@ the read raises Unavailable.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -58,6 +58,8 @@ class FetchedTail(NamedTuple):
         yield chunks.with_offsets(rows, tail_range.start).select(list(columns))
 
 
+MayMatch: TypeAlias = Callable[[int, RowGroup], bool]
+"""Whether a record of a partition's row group can match a condition."""
 Fetched: TypeAlias = FetchedGroups | FetchedTail
 
 
@@ -72,11 +74,20 @@ class SliceReader:
         self._segments = SegmentReader(source_of(store))
         self._chunks = StoreRanges(store)
 
-    async def fetch(self, record_slice: Slice, read_filter: ReadFilter = NO_FILTER) -> Fetched:
-        """Fetch a slice. Skip row groups in which no record can match `read_filter`."""
+    async def fetch(
+        self,
+        record_slice: Slice,
+        read_filter: ReadFilter = NO_FILTER,
+        may_match: MayMatch = lambda _, __: True,
+    ) -> Fetched:
+        """Fetch a slice.
+
+        Skip row groups in which no record can match `read_filter`, or of which `may_match` says so.
+        """
 
         def is_needed(group: RowGroup) -> bool:
-            return read_filter.overlaps(group.timestamp_min, group.timestamp_max)
+            is_in_time = read_filter.overlaps(group.timestamp_min, group.timestamp_max)
+            return is_in_time and may_match(record_slice.partition, group)
 
         with gone_is_unavailable():
             if isinstance(record_slice, SegmentRange):
@@ -107,7 +118,8 @@ def read_split(
     split: Split,
     columns: Sequence[str],
     read_filter: ReadFilter = NO_FILTER,
-) -> Iterator[tuple[Slice, pa.RecordBatch]]:
+    may_match: MayMatch = lambda _, __: True,
+) -> Generator[tuple[Slice, pa.RecordBatch]]:
     """Yield the records of a split in order, in batches: (slice, batch).
 
     A batch has those columns of RECORD_SCHEMA that `columns` names. The store's thread fetches
@@ -116,7 +128,9 @@ def read_split(
     reader = SliceReader(opened_store.store)
     ahead = started_ahead(
         split.slices,
-        lambda record_slice: opened_store.submit(reader.fetch(record_slice, read_filter)),
+        lambda record_slice: opened_store.submit(
+            reader.fetch(record_slice, read_filter, may_match)
+        ),
         attrgetter("cost"),
         items_max=AHEAD_SLICES,
         bytes_max=AHEAD_BYTES,

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tidelog.storage.codec.record_columns import RECORD_SCHEMA, concat
+from tidelog.storage.codec.record_columns import RECORD_SCHEMA, joined
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.read.plan import Slice, Split
 from tidelog.storage.read.split_reader import read_split
@@ -21,16 +21,11 @@ def read_rows(
     if split is None:
         return
     with request.open() as opened_store:
-        small: list[pa.RecordBatch] = []
-        count = 0
-        for record_slice, batch in read_split(opened_store, split, rows.columns):
-            small.append(rows.shaped(record_slice, batch))
-            count += batch.num_rows
-            if count >= BATCH_ROWS_MIN:
-                yield concat(small)
-                small, count = [], 0
-        if small:
-            yield concat(small)
+        shaped = (
+            rows.shaped(record_slice, batch)
+            for record_slice, batch in read_split(opened_store, split, rows.columns)
+        )
+        yield from joined(shaped, BATCH_ROWS_MIN)
 
 
 class RowShape:

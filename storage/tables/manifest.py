@@ -385,6 +385,10 @@ class SegmentIndex:
         position = int(np.searchsorted(self.columns.end_offset, offset, side="right"))
         return self[position] if position < len(self) else None
 
+    def between(self, start: int, end: int) -> list[SegmentFile]:
+        """Return the segments that hold offsets of [start, end)."""
+        return list(SegmentIndex(self.columns.of_offsets(start, end)))
+
     def covered_to(self, offset: int) -> int:
         """Return the end of the run without a hole that begins with the segment of `offset`."""
         base, end = self.columns.base_offset, self.columns.end_offset

@@ -281,6 +281,41 @@ class WalObjects:
                     "checkpoint that can be read covers the entries before it"
                 )
 
+    async def state_at(self, cluster: ClusterIdentity, time_ms: int) -> ClusterState | None:
+        """Return the state before the first entry that was written after `time_ms`.
+
+        It begins at the newest checkpoint whose entry is not newer than `time_ms`. Return None if
+        the objects of that time have been collected. Raises Corrupt, Unavailable.
+        """
+        state = await self._checkpoint_at(cluster, time_ms)
+        if state is None:
+            return None
+        while (decoded := await self.find(state.seq + 1)) is not None:
+            key = object_keys.wal(decoded.entry.seq)
+            if decoded.entry.previous != state.hash:
+                raise Corrupt(key, "does not name the entry before it: the chain is broken")
+            if decoded.entry.time_ms > time_ms:
+                return state
+            state.apply(decoded, key)
+        # The WAL ends here, unless entries after this one have been collected.
+        return None if await self.numbers_after(state.seq) else state
+
+    async def _checkpoint_at(self, cluster: ClusterIdentity, time_ms: int) -> ClusterState | None:
+        keys = [info.key async for info in self.store.list(object_keys.CHECKPOINTS)]
+        numbers = [number for key in keys if (number := object_keys.seq_of(key)) is not None]
+        for number in reversed(numbers):
+            decoded = await self.find(number)
+            if decoded is None:
+                return None
+            if decoded.entry.time_ms <= time_ms:
+                key = object_keys.checkpoint(number)
+                with contextlib.suppress(ObjectNotFound):
+                    body = await self.store.get(key)
+                    return decode_checkpoint(body, key, cluster.cluster_id, cluster.bounds)
+                return None
+        is_whole = (await self.numbers_after(0))[:1] == [1]
+        return empty_state(cluster) if is_whole else None
+
     async def write_checkpoint(self, seq: int, state: bytes) -> int:
         """Write the encoded state after entry `seq`; return `seq`.
 

@@ -193,6 +193,7 @@ async def test_topic_is_created(client: httpx.AsyncClient, log: Broker, v3: str)
         "configs": {"related": f"{url}/configs"},
         "partition_reassignments": {"related": f"{url}/partitions/-/reassignment"},
         "authorized_operations": [],
+        "table_uri": None,
     }
     assert (await client.get(f"{v3}/topics/t")).json() == answer.json()
     assert log.state.topic("t").configs == {"segment.ms": "5000"}

@@ -88,6 +88,9 @@ async def test_topics_and_their_picture(broker: Broker, topic: str) -> None:
     assert (summary["cleanup_policy"], summary["configs"]) == ("delete", {})
     said = (await http.get("/tidelog/v1/topics/t")).json()
     assert (said["partitions_count"], said["first_partition"]) == (3, 0)
+    path = f"/v3/clusters/{log.state.cluster_id}/topics/t"
+    assert (await http.get(path)).json()["table_uri"] == said["table_uri"]
+    assert said["table_uri"] is None  # a store in memory
     empty, full, _ = said["partitions"]
     assert (empty["high_watermark"], empty["segments"], empty["unsealed_since_ms"]) == (0, [], None)
     assert (full["log_start_offset"], full["sealed_end_offset"]) == (0, 2)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deltalake
 import pytest
 
 from tests.support.broker import Broker, Tuning, error_line, json_of, tidelog
@@ -184,6 +185,12 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     broker.cli("produce", name, stdin="a\nb\n")
     described = json_of(broker.cli("topics", "describe", name, "--json"))
     assert described["name"] == name
+    assert described["table"].startswith(f"{broker.store}/topics/{name}-")
+    assert (
+        f"table: {described['table']}\n" in broker.cli("topics", "describe", name).stdout.decode()
+    )
+    broker.cli("seal", name)
+    assert deltalake.DeltaTable(described["table"]).to_pyarrow_table().num_rows == 2
     assert [part["partition"] for part in described["partitions"]] == [0, 1, 2]
     assert sum(part["high_watermark"] for part in described["partitions"]) == 2
     assert {part["log_start_offset"] for part in described["partitions"]} == {0}

@@ -36,7 +36,9 @@ function Drawn({ topic, chosen, setChosen, more }) {
       ${more && html`<button type="button" onClick=${more}>Show more partitions</button>`}
       ${topic.partitions_count > 100 && html`<p class="muted">The first 100 of ${count(topic.partitions_count)} partitions.</p>`}
     <//>
-    ${picked && html`<${Partition} row=${picked} topic=${topic.topic_name} />`}`;
+    ${picked && html`<${Partition} row=${picked} topic=${topic.topic_name} />`}
+    ${topic.table_uri && html`<${Card} title="Table" note="a Delta table of the sealed records, for Spark, DuckDB, Polars and others">
+      <p class="wraps"><code>${topic.table_uri}</code></p><//>`}`;
 }
 
 function Legend() {

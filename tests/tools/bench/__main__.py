@@ -21,6 +21,7 @@ from tests.tools.bench import (
     groups,
     pace,
     publish,
+    queries,
     replay,
     throughput,
 )
@@ -40,6 +41,7 @@ PARTS = {
     "pace": pace,
     "throughput": throughput,
     "replay": replay,
+    "queries": queries,
     "failover": failover,
     "care": merging,
     "costs": costs,
