@@ -39,19 +39,21 @@ OFTEN = {
 }
 
 
-STARTS_MAX = 5
 START_AGAIN = "start this broker again"
+STARTS_S = 180.0
+"""Time for which a broker that asks for it is started again. It asks if its view, which may be 2 s
+old here, expires while it recovers its hot log."""
 
 
 def _supervise(broker: Broker) -> None:
     """Start a broker, again if it asks for it, as its supervisor does."""
-    for remaining_starts in reversed(range(STARTS_MAX)):
+    until_s = time.monotonic() + STARTS_S
+    while True:
         try:
             return broker.start()
         except BrokerFailed as failure:
-            if not remaining_starts or START_AGAIN not in str(failure):
+            if START_AGAIN not in str(failure) or time.monotonic() > until_s:
                 raise
-    return None
 
 
 class Nemesis:
