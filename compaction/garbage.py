@@ -28,6 +28,7 @@ from tidelog.storage.state.topic import DeletedTopic
 from tidelog.storage.state.topic_checks import is_topic_name
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables import iceberg
+from tidelog.storage.tables.iceberg_tail import is_tail_object
 from tidelog.storage.tables.manifest import Removal
 
 TOPIC_ID_CHARS = 32
@@ -196,12 +197,17 @@ def of_iceberg(
     """Find objects of Iceberg that the newest snapshots of a topic do not need.
 
     `named` are the names of the objects that the newest manifest lists name. An object of the
-    newest version or a later one stays, because a snapshot that names it may be on its way.
+    newest version or a later one stays, because a snapshot that names it may be on its way. Objects
+    of a tail have half a day after the last load that names them.
     """
     names = _iceberg_names(infos, prefix)
     newest = max((name.version for name in names.values() if name.is_list), default=-1)
     folder = iceberg.folder(prefix)
     for info in infos:
+        if is_tail_object(info.key.removeprefix(f"{prefix}/")):
+            if _is_old(info, now_ms, UNNAMED_MS_MIN):
+                yield _garbage(info, "the Iceberg snapshot of a tail, a day later")
+            continue
         name = names.get(info.key)
         if name is None or name.version >= newest or info.key.removeprefix(folder) in named:
             continue

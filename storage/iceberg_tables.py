@@ -13,12 +13,14 @@ deletes it. After the list, the snapshot is complete.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
+
+import pyarrow as pa
 
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound
 from tidelog.storage.core.log_settings import IcebergSettings
-from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.core.model import ReadBounds, SegmentFile
 from tidelog.storage.log_engine import Log
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.topic import Topic
@@ -33,8 +35,9 @@ from tidelog.storage.tables.iceberg import (
     SnapshotStep,
     TableIdentity,
 )
-from tidelog.storage.tables.iceberg_avro import Record
+from tidelog.storage.tables.iceberg_avro import SEALED, UNPARTITIONED, Record
 from tidelog.storage.tables.iceberg_filter import Expression, matching
+from tidelog.storage.tables.iceberg_tail import HALF_DAY_MS, TailPlace, tail_snapshot
 from tidelog.storage.tables.manifest import (
     ManifestVersion,
     SegmentColumns,
@@ -45,6 +48,8 @@ from tidelog.storage.tables.manifest import (
 
 log = logging.getLogger("tidelog.iceberg")
 
+TAIL_BYTES_MAX = 64 * 1024 * 1024
+"""Of the records of a tail in a snapshot, stored and in memory. A larger tail is sealed instead."""
 FILES_MAX = 500_000
 """Files of all tables whose entries stay in memory (I10), in ~200 bytes each."""
 _TOPICS_MAX = 1_000
@@ -80,6 +85,13 @@ class _TopicTable:
         self.history: Sequence[IcebergSnapshot] = ()
         self.chain: SnapshotChain | None = None
         """With the entries of the manifests; None: they were not read."""
+        self.rows: Sequence[Record] = ()
+        """Of the newest manifest list."""
+        self.ends: dict[int, int] = {}
+        """The end of each partition's segments in the newest snapshot."""
+        self.tail: IcebergSnapshot | None = None
+        """The newest snapshot with the tail; None: there is no tail above the segments."""
+        self.tail_key: tuple[object, ...] = ()
         self.made_s: float | None = None
         self.planned: OrderedDict[int, SegmentColumns] = OrderedDict()
         """Files of the last versions that clients plan, by snapshot id."""
@@ -100,6 +112,7 @@ class IcebergTables:
     def __init__(self, log: Log, settings: IcebergSettings) -> None:
         self._log = log
         self._refresh_s = settings.refresh_s
+        self._has_tail = settings.has_tail
         self._tables: OrderedDict[str, _TopicTable] = OrderedDict()
         self._making = asyncio.Semaphore(_MADE_MAX)
 
@@ -112,13 +125,12 @@ class IcebergTables:
         async with own.turn:
             now_s = asyncio.get_running_loop().time()
             if own.made_s is None or now_s - own.made_s >= self._refresh_s:
-                table = await self._log.tables.of(topic, age_max_s=self._refresh_s)
                 async with self._making:
-                    await self._make(topic, table, own)
+                    await self._make_all(topic, own)
                 own.made_s = now_s
-            history = own.history
+            history, tail = own.history, own.tail
         self._forget_oldest()
-        return self._loaded(topic, history)
+        return self._loaded(topic, history, tail)
 
     async def load_planned(self, topic: Topic) -> LoadedTable:
         """Return the table for clients that let the broker plan their scans. Write nothing.
@@ -205,12 +217,19 @@ class IcebergTables:
         uri = cast("DeltaStore", store).table_uri(topic.prefix)
         return f"file://{uri}" if uri.startswith("/") else uri
 
-    def _loaded(self, topic: Topic, history: Sequence[IcebergSnapshot]) -> LoadedTable:
+    def _loaded(
+        self,
+        topic: Topic,
+        history: Sequence[IcebergSnapshot],
+        tail: IcebergSnapshot | None = None,
+    ) -> LoadedTable:
         grace_ms = self._log.state.bounds.now.file_grace_ms
         listed = iceberg.readable(history, self._log.clock.now_ms(), grace_ms)
+        listed += [] if tail is None else [tail]
         identity = TableIdentity(topic.topic_id, self._location(topic), topic.created_ms)
         name = iceberg.metadata_name(listed[-1] if listed else None)
-        metadata = iceberg.table_metadata(identity, listed)
+        specs = (SEALED, UNPARTITIONED) if self._has_tail else (SEALED,)
+        metadata = iceberg.table_metadata(identity, listed, specs)
         return LoadedTable(metadata, f"{identity.location}/{name}")
 
     async def _served(self, topic: Topic, table: Table, view: ManifestVersion) -> SegmentColumns:
@@ -229,6 +248,61 @@ class IcebergTables:
 
     # -- snapshots
 
+    async def _make_all(self, topic: Topic, own: _TopicTable) -> None:
+        """Make the snapshots of segments, and then that of the tail above them."""
+        if not self._has_tail:
+            table = await self._log.tables.of(topic, age_max_s=self._refresh_s)
+            await self._make(topic, table, own)
+            return
+        if sum(partition.tail_bytes for partition in topic.partitions) > TAIL_BYTES_MAX:
+            await self._log.sealer.seal(topic)
+        # The table after the bounds: a seal is in the table before it is in the WAL, so the
+        # segments reach the sealed ends of these bounds.
+        bounds = _TailBounds.of(topic, self._log.state.seq)
+        table = await self._log.tables.of(topic)
+        await table.refresh()
+        await self._make(topic, table, own)
+        if not await self._make_tail(topic, own, bounds):
+            await self._log.sealer.seal(topic)
+            await table.refresh()
+            await self._make(topic, table, own)
+            own.tail, own.tail_key = None, ()
+
+    async def _make_tail(self, topic: Topic, own: _TopicTable, bounds: "_TailBounds") -> bool:
+        """Make the snapshot of the tail. Return False if it has more than TAIL_BYTES_MAX."""
+        newest = own.history[-1] if own.history else None
+        now_ms = self._log.clock.now_ms()
+        spans = {
+            number: (max(start, own.ends.get(number, 0)), end)
+            for number, (start, end) in bounds.spans.items()
+            if max(start, own.ends.get(number, 0)) < end
+        }
+        key = (None if newest is None else newest.name, now_ms // HALF_DAY_MS, *spans.items())
+        if own.tail_key == key:
+            return True
+        batches: dict[int, list[pa.RecordBatch]] = {}
+        budget = TAIL_BYTES_MAX
+        for number, (start, end) in spans.items():
+            limits = ReadBounds(budget, offset_end=end)
+            result = await self._log.reader.read(topic, number, start, limits)
+            if result.next_offset < end:
+                return False
+            budget = max(budget - result.weight, 1)
+            parts = [piece.batch for piece in result.pieces if piece.batch.num_rows]
+            if parts:
+                batches[number] = parts
+        own.tail, own.tail_key = None, key
+        if batches:
+            place = TailPlace(0 if newest is None else newest.version, bounds.seq, now_ms)
+            location = self._location(topic)
+            made = await asyncio.to_thread(
+                tail_snapshot, newest, own.rows, batches, place, bounds.committed_ms, location
+            )
+            for created in made.objects:
+                await self._create(topic, created)
+            own.tail = made.snapshot
+        return True
+
     async def _make(self, topic: Topic, table: Table, own: _TopicTable) -> None:
         """Make the snapshots up to the loaded version, unless they are there."""
         view = await table.newest()
@@ -244,11 +318,12 @@ class IcebergTables:
             files = await self._served(topic, table, view)
             name = await asyncio.to_thread(iceberg.list_name, view.version, files)
         if name in listed.get(view.version, ()):
-            own.history, own.chain = (await self._read_list(topic, name))[0], None
+            own.history, own.rows = await self._read_list(topic, name)
+            own.chain, own.ends = None, _ends_of(files)
             return
         chain = await self._base(topic, own, listed, view.version)
         if not len(files.path) and chain.newest is None:
-            own.history, own.chain = (), None
+            own.history, own.rows, own.chain, own.ends = (), (), None, {}
             return
         count = view.version - chain.version
         is_split = await asyncio.to_thread(iceberg.needs_commits, chain, files)
@@ -256,6 +331,8 @@ class IcebergTables:
         step = _newest_step(view, files, commits)
         for next_step in await asyncio.to_thread(iceberg.steps, chain, step, commits):
             chain = await self._grow(topic, own, chain, next_step)
+        own.rows = [manifest.row for manifest in chain.manifests]
+        own.ends = _ends_of(files)
 
     async def _listed(self, topic: Topic) -> dict[int, list[str]]:
         """Return the names of the stored manifest lists, by version."""
@@ -329,6 +406,34 @@ class IcebergTables:
             return created.body
         await upload(store, key, [created.body])
         return await store.get(key)
+
+
+class _TailBounds(NamedTuple):
+    """The offsets of a topic that may be in tails, at one number of the WAL."""
+
+    seq: int
+    committed_ms: int
+    """The time of the newest entry with records of the tails."""
+    spans: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, topic: Topic, seq: int) -> "_TailBounds":
+        tails = {number: part for number, part in enumerate(topic.partitions) if part.tail}
+        return cls(
+            seq,
+            max((part.tail[-1].committed_ms for part in tails.values()), default=0),
+            {
+                number: (max(part.log_start_offset, part.sealed_end), part.high_watermark)
+                for number, part in tails.items()
+            },
+        )
+
+
+def _ends_of(files: SegmentColumns) -> dict[int, int]:
+    ends: dict[int, int] = {}
+    for number, end in zip(files.partition.tolist(), files.end_offset.tolist(), strict=True):
+        ends[number] = max(ends.get(number, 0), end)
+    return ends
 
 
 def _newest_step(

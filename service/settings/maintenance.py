@@ -33,6 +33,11 @@ class MaintenanceSettings(StoreSettings):
         default=ms_of(LOG.iceberg.refresh_s),
         limits=(0, 3_600_000),
     )
+    iceberg_freshness: str = setting(
+        "what a load of an Iceberg table contains: `sealed` records, or all `acked` ones. With `acked`, a load writes the records that are not sealed yet as one Parquet file, if there are new ones. It is deleted a day later. Above 64 MiB, the load seals them instead",
+        default="sealed",
+        words="sealed acked",
+    )
     compact_spark_bytes: int = setting(
         "if the segments to compact have more bytes than this, `tidelog compact` without `--engine` uses Spark, if Spark is installed; one process compacts about 100 MB/s, that is, the default size in three minutes",
         default=16 * 1024 * MIB,

@@ -116,7 +116,9 @@ class Settings(
                 handover_timeout_s=self.sequencer_timeout_ms / 1000,
                 handover_bytes_max=self.sequencer_upload_bytes,
             ),
-            iceberg=IcebergSettings(refresh_s=self.iceberg_refresh_ms / 1000),
+            iceberg=IcebergSettings(
+                self.iceberg_refresh_ms / 1000, self.iceberg_freshness == "acked"
+            ),
             tail_cache_bytes=self.tail_cache_bytes,
             poll_interval_s=self.poll_interval_ms / 1000,
             read_freshness_s=self.read_freshness_ms / 1000,

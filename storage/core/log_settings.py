@@ -128,6 +128,8 @@ class IcebergSettings(NamedTuple):
 
     refresh_s: float = 10.0
     """Least time between two snapshots that this broker makes of a topic."""
+    has_tail: bool = False
+    """Whether a load contains the tail, up to the last acknowledged record."""
 
 
 class LogSettings(NamedTuple):

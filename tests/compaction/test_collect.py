@@ -817,3 +817,21 @@ async def test_scrub_passes_over_manifests(inner: MemoryStore) -> None:
         async with caring(inner) as cluster:
             report = await scrub(cluster, None, GRACE)
         assert report.findings == []
+
+
+async def test_tail_of_iceberg_is_collected_day_later(inner: MemoryStore) -> None:
+    settings = MANUAL._replace(iceberg=IcebergSettings(refresh_s=0, has_tail=True))
+    async with closing(await log_with(inner, SEGMENTS, settings=settings)) as log:
+        await append(log, "g")
+        await load_iceberg(log)
+        named = await iceberg_names(inner)
+        tail = {name for name in named if name.startswith("tail-")}
+        assert len(tail) == 3
+        inner.now_ms += DAY_MS - 1
+        await run_once(inner)
+        assert await iceberg_names(inner) == named
+        async with caring(inner) as cluster:
+            assert (await scrub(cluster, None, GRACE)).findings == []
+        inner.now_ms += 1
+        await run_once(inner)
+        assert await iceberg_names(inner) == named - tail

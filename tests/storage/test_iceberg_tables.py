@@ -3,10 +3,22 @@
 import asyncio
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.faults import FaultyStore
-from tests.support.logs import MANUAL, append, closing, opened, read_values, store_of, with_topic
+from tests.support.logs import (
+    MANUAL,
+    append,
+    closing,
+    kill_while_sealing,
+    opened,
+    read_values,
+    store_of,
+    with_topic,
+)
+from tidelog.storage import iceberg_tables
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import UnknownTopic
 from tidelog.storage.core.log_settings import IcebergSettings
@@ -226,3 +238,96 @@ async def test_deleted_topic_is_forgotten(inner: MemoryStore) -> None:
         await log.topics.create("u", 1, {})
         await log.iceberg.load(log.state.topic("u"))
         assert list(log.iceberg._tables) == [log.state.topic("u").topic_id]
+
+
+# -- with the tail
+
+ACKED = MANUAL._replace(iceberg=IcebergSettings(refresh_s=0, has_tail=True))
+
+
+async def rows_of(log: Broker, metadata: dict[str, Any]) -> list[tuple[int, int]]:
+    """Partition and offset of each record of the newest snapshot, from its objects."""
+    newest = metadata["snapshots"][-1]
+    assert newest["snapshot-id"] == metadata["current-snapshot-id"]
+    root = log._log.store.url
+
+    async def get(uri: str) -> bytes:
+        return await log._log.store.get(uri.removeprefix(root))
+
+    rows: list[tuple[int, int]] = []
+    for row in iceberg_avro._records(await get(newest["manifest-list"]), "list")[1]:
+        for entry in iceberg_avro._records(await get(row["manifest_path"]), "manifest")[1]:
+            if entry["status"] == DELETED:
+                continue
+            data = entry["data_file"]
+            body = await get(data["file_path"])
+            assert len(body) == data["file_size_in_bytes"]
+            records = pq.ParquetFile(pa.BufferReader(body)).read()
+            assert records.num_rows == data["record_count"]
+            offsets = records.column("offset").to_pylist()
+            if row["partition_spec_id"] == 0:
+                partitions = [data["partition"]["partition"]] * len(offsets)
+            else:
+                partitions = records.column("partition").to_pylist()
+            rows += zip(partitions, offsets, strict=True)
+    assert newest["summary"]["total-records"] == str(len(rows))
+    return sorted(rows)
+
+
+async def test_load_has_records_up_to_last_ack(inner: MemoryStore) -> None:
+    async with closing(await with_topic(inner, ACKED, partitions=3)) as log:
+        expected: list[tuple[int, int]] = []
+        ends = [0, 0, 0]
+        for number in range(12):
+            partition = number % 2
+            await append(log, "a", "b", partition=partition)
+            expected += [(partition, ends[partition]), (partition, ends[partition] + 1)]
+            ends[partition] += 2
+            if number in (3, 7):
+                await log.records.seal("t", [number % 4 // 3])
+            await asyncio.sleep(1)
+            assert await rows_of(log, await load(log)) == sorted(expected), number
+        await log.records.seal("t")
+        metadata = await load(log)
+        assert await rows_of(log, metadata) == sorted(expected)
+        assert metadata["current-snapshot-id"] < 2**62, "there is no tail"
+
+
+async def test_tail_of_unsealed_topic_and_no_second_write(inner: MemoryStore) -> None:
+    async with closing(await with_topic(inner, ACKED)) as log:
+        assert (await load(log))["snapshots"] == []
+        await append(log, "a", "b")
+        metadata = await load(log)
+        assert await rows_of(log, metadata) == [(0, 0), (0, 1)]
+        (snapshot,) = metadata["snapshots"]
+        assert snapshot["timestamp-ms"] == inner.now_ms
+        assert len(await keys_of(log)) == 3
+        assert await load(log) == metadata
+        await log.topics.create("u", 1, {})  # another number of the WAL, the same tail
+        assert await load(log) == metadata
+        assert len(await keys_of(log)) == 3
+
+
+async def test_tail_while_table_is_ahead_of_wal_has_no_record_twice(inner: MemoryStore) -> None:
+    log = await with_topic(inner, ACKED)
+    await append(log, "a", "b")
+    await kill_while_sealing(log)
+    await append(log, "c")
+    async with closing(log):
+        assert log.state.topic("t").partitions[0].sealed_end == 0
+        assert await rows_of(log, await load(log)) == [(0, 0), (0, 1), (0, 2)]
+
+
+async def test_large_tail_is_sealed_instead(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with closing(await with_topic(inner, ACKED)) as log:
+        await append(log, "a" * 1000, "b" * 1000)
+        for limit in (1500, 10):
+            monkeypatch.setattr(iceberg_tables, "TAIL_BYTES_MAX", limit)
+            await append(log, "c" * 1000, "d" * 1000)
+            metadata = await load(log)
+            assert (
+                len(await rows_of(log, metadata)) == log.state.topic("t").partitions[0].sealed_end
+            )
+            assert not [key for key in await keys_of(log) if "/tail-" in key]

@@ -113,6 +113,25 @@ def test_pyiceberg_and_polars_read_what_delta_has(
         assert not [path for path in (tmp_path / "place").rglob("*") if "iceberg" in path.name]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_pyiceberg_reads_up_to_last_ack(tmp_path: Path) -> None:
+    settings = {"iceberg_refresh_ms": 0, "iceberg_freshness": "acked", "seal_enabled": True}
+    with Broker(tmp_path, **settings) as broker:
+        broker.create_topic("flights", 2)
+        catalog = catalog_of(broker)
+        for number in range(3):
+            produce(broker, "flights", number * RECORDS, RECORDS)
+            table = catalog.load_table("logs.flights").scan().to_arrow()
+            ends = table.group_by("partition").aggregate([("offset", "max"), ("offset", "count")])
+            per_partition = (number + 1) * RECORDS // 2
+            assert sorted(ends.to_pylist(), key=lambda row: row["partition"]) == [
+                {"partition": n, "offset_max": per_partition - 1, "offset_count": per_partition}
+                for n in range(2)
+            ]
+            if number == 1:
+                seal(broker, "flights")
+
+
 def test_seals_without_a_load_write_no_object_of_iceberg(
     counting_s3: RunningServer, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.storage.codec.segment import _NUMBERED_SCHEMA
+from tidelog.storage.codec.segment import NUMBERED_SCHEMA
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.core.model import SegmentFile
@@ -201,10 +201,10 @@ def test_ids_of_columns_are_those_of_segments_and_not_in_delta() -> None:
         return {field.name: int((field.metadata or {})[b"PARQUET:field_id"]) for field in schema}
 
     own = {field["name"]: field["id"] for field in iceberg_avro.FIELDS}
-    assert own == {**ids(_NUMBERED_SCHEMA), "partition": 9}
+    assert own == {**ids(NUMBERED_SCHEMA), "partition": 9}
     assert list(own) == TABLE_SCHEMA.names
     headers = iceberg_avro.FIELDS[4]["type"]
-    item = _NUMBERED_SCHEMA.field("headers").type.value_field
+    item = NUMBERED_SCHEMA.field("headers").type.value_field
     assert headers["element-id"] == int(item.metadata[b"PARQUET:field_id"])
 
     def has_metadata(field: pa.Field) -> bool:
