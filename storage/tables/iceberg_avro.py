@@ -4,7 +4,7 @@ The schema has the field ids of a segment's columns (codec.segment); id 9 is the
 not in a segment: readers take it from the manifest. These ids must not reach Delta's schema, else
 DuckDB returns null for nested columns of the Delta table (TABLE_SCHEMA has no metadata).
 
-Equal arguments give equal bytes: the sync marker follows from the content.
+Equal arguments give equal bytes: the sync marker follows from the header.
 """
 
 import hashlib
@@ -253,7 +253,7 @@ class ManifestContent(NamedTuple):
 
 def write_manifest(content: ManifestContent, snapshot_id: int, location: str) -> WrittenManifest:
     """Encode a manifest of segments that the snapshot writes. `location` is the table's URI."""
-    records = [
+    records = (
         record
         for status, entries in (
             (EXISTING, content.existing),
@@ -261,7 +261,7 @@ def write_manifest(content: ManifestContent, snapshot_id: int, location: str) ->
             (DELETED, content.deleted),
         )
         for record in _entries(status, entries, snapshot_id, location)
-    ]
+    )
     numbers = np.concatenate([entries.files.partition for entries in content])
     live_ids = content.live.snapshot_ids
     row = _row(SEALED, snapshot_id, content)
@@ -395,7 +395,7 @@ def _row(spec: PartitionSpec, snapshot_id: int, content: ManifestContent) -> Rec
     return row
 
 
-def _written(records: Sequence[Record], spec: PartitionSpec, row: Record) -> WrittenManifest:
+def _written(records: Iterable[Record], spec: PartitionSpec, row: Record) -> WrittenManifest:
     header = {
         "schema": json.dumps(SCHEMA),
         "schema-id": "0",
@@ -409,13 +409,13 @@ def _written(records: Sequence[Record], spec: PartitionSpec, row: Record) -> Wri
 
 
 def _avro(schema: Any, records: Iterable[Record], header: Mapping[str, str]) -> bytes:
-    rows = list(records)
-    marker = hashlib.blake2b(repr((rows, sorted(header.items()))).encode(), digest_size=16)
+    """Encode a file. If `records` is a generator, other threads run between two of them."""
+    marker = hashlib.blake2b(repr(sorted(header.items())).encode(), digest_size=16)
     sink = io.BytesIO()
     fastavro.writer(
         sink,
         schema,
-        rows,
+        iter(records),
         codec="deflate",
         metadata=dict(header),
         sync_marker=marker.digest(),
@@ -426,7 +426,8 @@ def _avro(schema: Any, records: Iterable[Record], header: Mapping[str, str]) -> 
 def _records(body: bytes, name: str) -> tuple[dict[str, str], list[Record]]:
     try:
         reader = fastavro.reader(io.BytesIO(body))
-        records = cast("list[Record]", list(reader))
+        # Not `list(reader)`: it would hold the GIL for all records.
+        records = [dict(cast("Record", record)) for record in reader]
         return dict(reader.metadata), records
     except (ValueError, EOFError, KeyError, IndexError, TypeError, OSError) as error:
         raise Corrupt(name, f"is no Avro file of Iceberg: {error}") from error
