@@ -32,6 +32,7 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.collection_holds import Hold
 from tidelog.storage.state.topic import DeletedTopic, Topic
 from tidelog.storage.store.object_store import ObjectInfo
+from tidelog.storage.tables import iceberg
 from tidelog.storage.tables.manifest import Removal, Table
 
 log = logging.getLogger("tidelog.collect")
@@ -310,6 +311,7 @@ class _GarbageSearch:
                 # more.
                 removals = await table.removed_since(self.now_ms - self._grace.unnamed_ms + 1)
             logs = await self._log(table, infos)
+            logs += await self._iceberg(topic, infos)
         except LogError as error:
             self._cluster.skip(topic, error)
             return
@@ -335,9 +337,29 @@ class _GarbageSearch:
         if self._clean_topics.pop(topic.topic_id, None) != (keys := _hash_of_keys(infos)):
             return False
         _, log_garbage = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
-        if not log_garbage:
+        old_manifests = garbage.of_iceberg(infos, topic.prefix, (), self.now_ms)
+        is_clean = not log_garbage and next(old_manifests, None) is None
+        if is_clean:
             self._clean_topics[topic.topic_id] = keys
-        return not log_garbage
+        return is_clean
+
+    async def _iceberg(self, topic: Topic, infos: Sequence[ObjectInfo]) -> list[Garbage]:
+        """Return the garbage among a topic's objects of Iceberg.
+
+        If the newest manifest list cannot be read, return no garbage.
+        """
+        rules = infos, topic.prefix
+        if next(garbage.of_iceberg(*rules, (), self.now_ms), None) is None:
+            return []
+        named: set[str] = set()
+        try:
+            for key in garbage.newest_iceberg_lists(*rules):
+                history, _ = iceberg.history_of(await self._cluster.store.get(key), key)
+                named |= iceberg.named_objects(history)
+        except (ObjectNotFound, Corrupt) as error:
+            log.warning("topic %s: its old Iceberg snapshots stay: %s", topic.name, error)
+            return []
+        return list(garbage.of_iceberg(*rules, named, self.now_ms))
 
     async def _log(self, table: Table, infos: Sequence[ObjectInfo]) -> list[Garbage]:
         """Return the garbage of a table's log.

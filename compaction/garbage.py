@@ -8,6 +8,7 @@ after the grace deletes it. The record is
 - for the log of a table: a later checkpoint of that log (`of_log`)
 - for files of a table: the commit that removed them. If no version ever named a file, its grace
   begins when the file is created, and no setting makes this grace shorter than `UNNAMED_MS_MIN`
+- for manifests of Iceberg: a manifest list of a later version that does not name them
 - for all objects of a deleted topic: the topic's record in `ClusterState.deleted`
 
 `base` is the newest checkpoint that verifies, is at least as old as the grace, and has a newer one
@@ -26,6 +27,8 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.topic import DeletedTopic
 from tidelog.storage.state.topic_checks import is_topic_name
 from tidelog.storage.store.object_store import ObjectInfo
+from tidelog.storage.tables import iceberg
+from tidelog.storage.tables.iceberg_tail import is_tail_object
 from tidelog.storage.tables.manifest import Removal
 
 TOPIC_ID_CHARS = 32
@@ -177,6 +180,49 @@ def unnamed(
         path = info.key.removeprefix(f"{prefix}/")
         if object_keys.parse_segment(path) is not None and path not in named:
             yield info
+
+
+def newest_iceberg_lists(infos: Iterable[ObjectInfo], prefix: str) -> list[str]:
+    """Return the keys of the manifest lists of the newest version that has one."""
+    lists = [
+        (name.version, key) for key, name in _iceberg_names(infos, prefix).items() if name.is_list
+    ]
+    newest = max((version for version, _ in lists), default=-1)
+    return [key for version, key in lists if version == newest]
+
+
+def of_iceberg(
+    infos: Sequence[ObjectInfo], prefix: str, named: Collection[str], now_ms: int
+) -> Iterator[Garbage]:
+    """Find objects of Iceberg that the newest snapshots of a topic do not need.
+
+    `named` are the names of the objects that the newest manifest lists name. An object of the
+    newest version or a later one stays, because a snapshot that names it may be on its way. Objects
+    of a tail have half a day after the last load that names them.
+    """
+    names = _iceberg_names(infos, prefix)
+    newest = max((name.version for name in names.values() if name.is_list), default=-1)
+    folder = iceberg.folder(prefix)
+    for info in infos:
+        if is_tail_object(info.key.removeprefix(f"{prefix}/")):
+            if _is_old(info, now_ms, UNNAMED_MS_MIN):
+                yield _garbage(info, "the Iceberg snapshot of a tail, a day later")
+            continue
+        name = names.get(info.key)
+        if name is None or name.version >= newest or info.key.removeprefix(folder) in named:
+            continue
+        if _is_old(info, now_ms, UNNAMED_MS_MIN):
+            yield _garbage(info, "no recent Iceberg snapshot names it")
+
+
+def _iceberg_names(infos: Iterable[ObjectInfo], prefix: str) -> dict[str, iceberg.ObjectName]:
+    folder = iceberg.folder(prefix)
+    parsed = (
+        (info.key, iceberg.parse_name(info.key.removeprefix(folder)))
+        for info in infos
+        if info.key.startswith(folder)
+    )
+    return {key: name for key, name in parsed if name is not None}
 
 
 def of_log(

@@ -33,6 +33,8 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.object_store import ObjectInfo
+from tidelog.storage.tables import iceberg
+from tidelog.storage.tables.iceberg_tail import is_tail_object
 from tidelog.storage.tables.manifest import (
     SegmentIndex,
     clean_app_id,
@@ -202,6 +204,8 @@ class _Scrub:
         for info in listed.values():
             path = info.key.removeprefix(f"{topic.prefix}/")
             if path.startswith(MANIFEST) or path in named:
+                continue
+            if iceberg.is_object(path) or is_tail_object(path):
                 continue
             if object_keys.parse_segment(path) is None:
                 self._find_unnamed(FindingKind.FOREIGN, info, "is not a file of this table")

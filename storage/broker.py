@@ -41,6 +41,7 @@ from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.coordinator_choice import Rendezvous
 from tidelog.storage.groups.groups import ClusterGroups
+from tidelog.storage.iceberg_tables import IcebergTables
 from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.log_engine import Log, SharedParts
 from tidelog.storage.read.cache import Cache
@@ -144,8 +145,8 @@ NOTICE_S = 1.0
 class Broker:
     """A broker of a cluster, from `open` to `close`, owned by one event loop.
 
-    Its facets are `topics`, `records`, `kafka` (record batches), `groups`, `cluster`, `access` and
-    `stored`.
+    Its facets are `topics`, `records`, `kafka` (record batches), `groups`, `cluster`, `access`,
+    `stored` and `iceberg`.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class Broker:
         self.cluster = Cluster(membership, self._sequencer, tail_objects, self._retry)
         self.access = ClusterAccess(self._log)
         self.stored = StoredObjects(self._log)
+        self.iceberg = IcebergTables(self._log, settings.iceberg)
         self._settings = settings
         self._has_peers = peers is not NO_PEERS
         self._is_stopping = False

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from tidelog.service.http.media_types import JSON
 from tidelog.service.http.request import HttpResponse, Scope
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.storage.core.errors import (
@@ -51,6 +52,21 @@ VALIDATION_ERRORS_MAX = 3
 INTERNAL_ERROR = (500, 50002, "internal error: the broker's log has the details")
 _TOPIC = re.compile(r"/topics/([^/]+)")
 UNKNOWN = "outcome unknown, retry with the same Idempotency-Key"
+
+_ICEBERG_PREFIX = "/iceberg/"
+READ_ONLY = "the catalog is read-only: only brokers write the table"
+_ICEBERG_TYPES = {
+    400: "BadRequestException",
+    401: "NotAuthorizedException",
+    403: "ForbiddenException",
+    404: "NotFoundException",
+    406: "UnsupportedOperationException",
+    413: "BadRequestException",
+    422: "BadRequestException",
+    429: "TooManyRequestsException",
+    503: "ServiceUnavailableException",
+}
+"""The types of errors in Iceberg's catalog, by status."""
 
 _TABLE: Mapping[type[LogError], tuple[int, int]] = {
     LogError: (500, 50002),
@@ -119,13 +135,26 @@ class ErrorAnswer(NamedTuple):
     code: int
     message: str
     headers: dict[str, str]
+    iceberg_type: str = ""
+    """The type of the error in Iceberg's catalog; if it is empty, that of the status."""
 
     def response(self, path: str) -> HttpResponse:
         headers = tuple(
             (name.lower().encode(), text.encode()) for name, text in self.headers.items()
         )
-        body = error_body(self.code, self.message)
-        return HttpResponse(self.status, body, media_type_of_errors(path), headers)
+        status, body = self.status, error_body(self.code, self.message)
+        if path.startswith(_ICEBERG_PREFIX):
+            if status == HTTPStatus.METHOD_NOT_ALLOWED:
+                status = HTTPStatus.NOT_ACCEPTABLE
+                return HttpResponse(status, self._iceberg_body(status, READ_ONLY), JSON)
+            body = self._iceberg_body(status, self.message)
+        return HttpResponse(status, body, media_type_of_errors(path), headers)
+
+    def _iceberg_body(self, status: int, message: str) -> bytes:
+        """Return the body of an error of Iceberg's catalog, which also has the fields of others."""
+        code = self.code if status == self.status else status
+        kind = self.iceberg_type or _ICEBERG_TYPES.get(status, "ServiceFailureException")
+        return error_body(code, message, {"error": {"type": kind, "code": status}})
 
 
 class ErrorCounter(Protocol):
@@ -197,15 +226,26 @@ def error_response(error: LogError) -> ErrorAnswer:
         headers["Retry-After"] = "1"
     elif isinstance(error, CommitUnknown) and "outcome" not in message:
         message += f"; {UNKNOWN}"
-    return ErrorAnswer(status, code, message, headers)
+    return ErrorAnswer(status, code, message, headers, _iceberg_type(error))
 
 
-def error_body(code: int, message: str) -> bytes:
-    """Encode the body of any error. This never fails, because lone surrogates become `?`."""
+def _iceberg_type(error: LogError) -> str:
+    if isinstance(error, UnknownTopic):
+        return "NoSuchTableException"
+    return str(getattr(error, "iceberg_type", ""))
+
+
+def error_body(code: int, message: str, more: Mapping[str, Mapping[str, Any]] = {}) -> bytes:
+    """Encode the body of any error. This never fails, because lone surrogates become `?`.
+
+    Each object of `more` gets the message, too.
+    """
     if len(message) > MESSAGE_CHARS_MAX:
         message = message[:MESSAGE_CHARS_MAX] + "..."
-    body = json.dumps({"error_code": code, "message": message}, ensure_ascii=False)
-    return body.encode("utf-8", "replace")
+    fields: dict[str, Any] = {"error_code": code, "message": message}
+    for name, value in more.items():
+        fields[name] = {"message": message, **value}
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _invalid_request(error: RequestValidationError) -> ErrorAnswer:

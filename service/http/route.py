@@ -67,6 +67,9 @@ V3 = Dialect(("/v3", "/kafka/v3"), (JSON,))
 """Confluent's REST proxy serves `/v3`. Confluent Server and Cloud serve `/kafka/v3`."""
 TIDELOG = Dialect(("/tidelog/v1",), (JSON,))
 """Routes that no other proxy has."""
+PLANNED = "planned"
+ICEBERG = Dialect(("/iceberg/v1", f"/iceberg/v1/{PLANNED}"), (JSON,))
+"""Iceberg's REST catalog. Below the second mount, the broker plans the scans."""
 PLAIN = Dialect(("",), (JSON,))
 """Health, metrics, and files of the console."""
 
@@ -161,6 +164,8 @@ class Route(NamedTuple):
     """Whether the time until its response is the latency of an acknowledgment."""
     body: BodyLimit | None = SMALL_BODY
     """The limit of its request's body; None for records, which `request_bytes_max` bounds."""
+    is_reading: bool = False
+    """Whether a POST changes nothing: it is no mutation, and not in the audit log."""
 
     @property
     def paths(self) -> tuple[str, ...]:

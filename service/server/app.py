@@ -68,6 +68,7 @@ TAGS = {
     "v3 topics": "Topics in the v3 dialect; also under `/kafka/v3`.",
     "v3 configs": "Configs of topics; also under `/kafka/v3`.",
     "v3 consumer groups": "Groups, their lag, and transactions; also under `/kafka/v3`.",
+    "iceberg": "A read-only Iceberg REST catalog: its tables are the topics.",
     "console": "Data for the console at /ui and `tidelog clients`: read-only.",
     "security": "Keys, quotas, and the console's login, if `security=keys`.",
     "health": "For load balancers, orchestrators and Prometheus.",

@@ -49,6 +49,7 @@ from tidelog.service.routes import (
     fetch,
     groups_v3,
     health,
+    iceberg,
     keys,
     login,
     produce,
@@ -103,6 +104,7 @@ APP_ROUTES: tuple[Route, ...] = (
     *acls_v3.ROUTES,
     *topic_upkeep.ROUTES,
     *retention_preview.ROUTES,
+    *iceberg.ROUTES,
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 
@@ -328,7 +330,7 @@ class Router:
         else:
             set_limit(scope, target.route.body)
             work = self._serve(target, segments, call)
-            if self._audit is not None and target.is_declared and method not in READING:
+            if self._audit is not None and target.is_declared and not _is_reading(method, target):
                 work = self._audit.change(work, call)
             await self._measured(call, work)
 
@@ -480,7 +482,9 @@ async def _refusal(
     if "rights" not in scope:
         return None  # a public route
     rights = rights_of(scope)
-    is_reading = scope["method"] in READING or (target is not None and target.route.is_ack)
+    is_reading = _is_reading(scope["method"], target) or (
+        target is not None and target.route.is_ack
+    )
     if (refusal := charge_request(rights, is_mutation=not is_reading)) is not None:
         return refusal
     if target is None or not isinstance(access, Permission):
@@ -491,6 +495,10 @@ async def _refusal(
     except LogError as error:
         return error
     return None
+
+
+def _is_reading(method: str, target: Target | None) -> bool:
+    return method in READING or (target is not None and target.route.is_reading)
 
 
 def _is_health(target: Target | None) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tidelog.service.settings.fields import LOG, MIB, setting
+from tidelog.service.settings.fields import LOG, MIB, ms_of, setting
 from tidelog.service.settings.store import StoreSettings
 from tidelog.storage.core.log_settings import COMPACT_MEMORY_BYTES
 
@@ -27,6 +27,16 @@ class MaintenanceSettings(StoreSettings):
         "time between two looks of a broker at the small segments of a topic. Looks are only at topics with new segments",
         default=3_600_000,
         limits=(100, None),
+    )
+    iceberg_refresh_ms: int = setting(
+        "least time between two snapshots that this broker makes of a topic's Iceberg table, when clients load it. A load in this time gets the last one",
+        default=ms_of(LOG.iceberg.refresh_s),
+        limits=(0, 3_600_000),
+    )
+    iceberg_freshness: str = setting(
+        "what a load of an Iceberg table contains: `sealed` records, or all `acked` ones. With `acked`, a load writes the records that are not sealed yet as one Parquet file, if there are new ones. It is deleted a day later. Above 64 MiB, the load seals them instead",
+        default="sealed",
+        words="sealed acked",
     )
     compact_spark_bytes: int = setting(
         "if the segments to compact have more bytes than this, `tidelog compact` without `--engine` uses Spark, if Spark is installed; one process compacts about 100 MB/s, that is, the default size in three minutes",

@@ -25,7 +25,12 @@ from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.settings.store import StoreSettings
 from tidelog.service.settings.telemetry import TelemetrySettings
-from tidelog.storage.core.log_settings import LogSettings, PaceSettings, ReaderSettings
+from tidelog.storage.core.log_settings import (
+    IcebergSettings,
+    LogSettings,
+    PaceSettings,
+    ReaderSettings,
+)
 
 PREFIX = "TIDELOG_"
 SERVER_VARIABLE = "TIDELOG_URL"
@@ -110,6 +115,9 @@ class Settings(
             sequencer=LOG.sequencer._replace(
                 handover_timeout_s=self.sequencer_timeout_ms / 1000,
                 handover_bytes_max=self.sequencer_upload_bytes,
+            ),
+            iceberg=IcebergSettings(
+                self.iceberg_refresh_ms / 1000, self.iceberg_freshness == "acked"
             ),
             tail_cache_bytes=self.tail_cache_bytes,
             poll_interval_s=self.poll_interval_ms / 1000,

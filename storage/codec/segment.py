@@ -71,7 +71,7 @@ def _numbered(name: str, data_type: Any, number: int) -> Any:
 
 
 _HEADER = pa.struct([_numbered("key", pa.string(), 7), _numbered("value", pa.binary(), 8)])
-_NUMBERED_SCHEMA = pa.schema(
+NUMBERED_SCHEMA = pa.schema(
     [
         _numbered("offset", pa.int64(), 1),
         _numbered("timestamp", TIMESTAMP_TYPE, 2),
@@ -146,7 +146,7 @@ class SegmentWriter:
     """An incremental `write`. Holds the encoded segment and one row group in memory."""
 
     def __init__(self, codec: str, level: int = format_levels.NEWEST) -> None:
-        self._schema = RECORD_SCHEMA if level == format_levels.FIRST else _NUMBERED_SCHEMA
+        self._schema = RECORD_SCHEMA if level == format_levels.FIRST else NUMBERED_SCHEMA
         self._codec = _CODECS.get(codec, codec)
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None

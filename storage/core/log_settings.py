@@ -123,6 +123,15 @@ class SequencerSettings(NamedTuple):
     peers commit them themselves."""
 
 
+class IcebergSettings(NamedTuple):
+    """Settings of the Iceberg tables."""
+
+    refresh_s: float = 10.0
+    """Least time between two snapshots that this broker makes of a topic."""
+    has_tail: bool = False
+    """Whether a load contains the tail, up to the last acknowledged record."""
+
+
 class LogSettings(NamedTuple):
     """Settings of all parts of a broker."""
 
@@ -133,6 +142,7 @@ class LogSettings(NamedTuple):
     sealer: SealerSettings = SealerSettings()
     membership: MembershipSettings = MembershipSettings()
     sequencer: SequencerSettings = SequencerSettings()
+    iceberg: IcebergSettings = IcebergSettings()
     tail_cache_bytes: int = 256 * 1024 * 1024
     poll_interval_s: float = 1.0
     """Time between two calls of `refresh` by `poll`, which keeps an idle broker's view fresh."""

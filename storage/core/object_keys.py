@@ -15,6 +15,8 @@ SECRET = "secret.json"
 BROKERS = "brokers/"
 PROBE = "probe/"
 MAINTENANCE = "maintenance/"
+ICEBERG = "iceberg/"
+"""Below a topic's prefix."""
 
 _FOLDERS = re.compile(r"(?:^|/)(wal|checkpoints|data|brokers|probe|maintenance)(?:/|$)")
 _SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-([0-9a-f]+)\.parquet")
@@ -99,6 +101,8 @@ def kind(key: str) -> str:
     """
     if "_delta_log" in key:
         return "table log"
+    if f"/{ICEBERG}" in key:
+        return "iceberg"
     if key.endswith(".parquet") or "/partition=" in key:
         return "segment"
     match = _FOLDERS.search(key)

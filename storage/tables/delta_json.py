@@ -26,6 +26,7 @@ _INTERVAL = re.compile(rf"(?:interval )?(\d{{1,12}}) ({'|'.join(_UNITS_MS)})s?")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_=./-]+")
 ENGINE = "tidelog"
 """The engine that commits of this module name."""
+_INT64_MAX = 2**63 - 1
 _ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
 
 
@@ -139,7 +140,7 @@ def commit_of(body: bytes, version: int) -> TableCommit:
     added_ms: list[int] = []
     removed: dict[str, int] = {}
     transactions: dict[str, int] = {}
-    author, data_change, is_plain = "", False, True
+    author, data_change, is_plain, at_ms = "", False, True, 0
     for raw in body.splitlines():
         line = _read(_any_line, raw)
         is_plain = is_plain and _is_plain(line)
@@ -157,9 +158,14 @@ def commit_of(body: bytes, version: int) -> TableCommit:
             commit_info = line.commit_info
             operation = commit_info.get("operation", "a commit")
             author = f"{operation} by {commit_info.get('engineInfo', 'unknown')}"
+            at_ms = _whole(commit_info.get("timestamp"))
     return TableCommit(
-        version, added, removed, transactions, author, data_change, added_ms, is_plain
+        version, added, removed, transactions, author, data_change, added_ms, is_plain, at_ms
     )
+
+
+def _whole(number: Any) -> int:
+    return number if type(number) is int and abs(number) <= _INT64_MAX else 0
 
 
 def _is_plain(line: "_AnyLine") -> bool:

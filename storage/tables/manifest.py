@@ -194,6 +194,8 @@ class TableCommit(NamedTuple):
     """When each added file was committed, by its writer's wall clock."""
     is_plain: bool = True
     """Whether the commit has only files and transactions, in the form of the log's own commits."""
+    at_ms: int = 0
+    """When it was committed, by its writer's wall clock; 0 if it does not say."""
 
     @property
     def is_foreign(self) -> bool:

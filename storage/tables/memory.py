@@ -24,6 +24,7 @@ class MemoryCommit(NamedTuple):
     transactions: Mapping[str, int]
     removed: frozenset[str] = frozenset()
     at_ms: int = 0
+    data_change: bool = True
 
 
 Catalog: TypeAlias = dict[str, list[MemoryCommit]]
@@ -82,7 +83,8 @@ class MemoryManifest:
         if not newest.has(removed):
             raise ManifestConflict("files to remove are not in the table: refresh and plan again")
         paths = frozenset(file.path for file in removed)
-        self._commit(loaded, MemoryCommit(tuple(added), dict(transactions), paths), reset)
+        commit = MemoryCommit(tuple(added), dict(transactions), paths, data_change=data_change)
+        self._commit(loaded, commit, reset)
 
     async def paths(self) -> set[str]:
         return self._loaded().paths()
@@ -128,7 +130,14 @@ class MemoryManifest:
         commit = commits[number]
         partitions = {file.path: file.partition for older in commits for file in older.files}
         removed = {path: partitions.get(path, -1) for path in commit.removed}
-        return TableCommit(number, commit.files, removed, commit.transactions)
+        return TableCommit(
+            number,
+            commit.files,
+            removed,
+            commit.transactions,
+            data_change=commit.data_change,
+            at_ms=commit.at_ms,
+        )
 
     def _loaded(self) -> ManifestVersion:
         return self._view or self._load()

@@ -16,7 +16,7 @@ from tests.support.broker import tidelog
 from tests.support.broker_log import BrokerLog
 from tests.support.clock import ManualClock
 from tests.support.faults import Fault, FaultyStore, Script
-from tests.support.logs import COLD, append, closing, opened, read_values, store_of
+from tests.support.logs import COLD, MANUAL, append, closing, opened, read_values, store_of
 from tests.support.maintenance import caring, log_with, way_of
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
@@ -26,10 +26,12 @@ from tidelog.compaction.compact import compact
 from tidelog.compaction.delete_records import delete_records
 from tidelog.compaction.garbage import LOG_RETENTION_MS, Grace
 from tidelog.compaction.maintenance_session import MaintenanceSession
+from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
+from tidelog.storage.core.log_settings import IcebergSettings
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.records import FetchResult
 from tidelog.storage.runtime.clock import SystemClock
@@ -37,7 +39,7 @@ from tidelog.storage.state.topic import Topic
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.tables import delta
+from tidelog.storage.tables import delta, iceberg
 from tidelog.storage.tables.manifest import Table
 
 HOUR_MS = 3_600_000
@@ -724,3 +726,112 @@ def test_a_backup_of_a_table_with_a_collected_log(root: Path, tmp_path: Path) ->
     assert backed_up(root, tmp_path / "place").doubts == []
     restored(tmp_path / "place", tmp_path / "new")
     assert records(tmp_path / "new", "t") == records(root, "t")
+
+
+EAGER = MANUAL._replace(iceberg=IcebergSettings(refresh_s=0))
+DAY_MS = 24 * HOUR_MS
+
+
+async def load_iceberg(log: Broker) -> set[str]:
+    """Load the Iceberg table of `t`; return the names of the objects that its snapshots need."""
+    await asyncio.sleep(1)
+    topic = log.state.topic("t")
+    await log.iceberg.load(topic)
+    return iceberg.named_objects(log.iceberg._tables[topic.topic_id].history)
+
+
+async def iceberg_names(inner: MemoryStore) -> set[str]:
+    keys = await listed(inner, object_keys.TOPICS)
+    return {key.rpartition("/")[2] for key in keys if "/iceberg/" in key}
+
+
+async def test_manifests_of_recent_snapshots_are_kept_and_others_are_not(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", 2)
+    async with closing(await log_with(inner, SEGMENTS, settings=EAGER)) as log:
+        for value in "ghijk":
+            await append(log, value)
+            await log.records.seal("t")
+            named = await load_iceberg(log)
+        whole = await iceberg_names(inner)
+        assert named < whole
+        await run_once(inner)
+        assert await iceberg_names(inner) == whole, "they are not a day old"
+        inner.now_ms += DAY_MS
+        clean: dict[str, bytes] = {}
+        async with caring(inner) as cluster:
+            planned = await plan(cluster, GRACE, clean_topics=clean)
+            await collect(cluster, planned)
+        assert await iceberg_names(inner) == named
+        assert await load_iceberg(log) == named
+        assert all(
+            "iceberg" in one.why.lower() for one in planned.garbage if "/iceberg/" in one.key
+        )
+        await run_once(inner)
+        assert await iceberg_names(inner) == named
+
+
+async def test_manifests_of_newest_version_are_never_garbage(inner: MemoryStore) -> None:
+    """A broker crashed before the manifest list: it may come yet, under the same names."""
+    async with closing(await log_with(inner, SEGMENTS, settings=EAGER)) as log:
+        await load_iceberg(log)
+        prefix = log.state.topic("t").prefix
+        for version, name in ((3, "manifest"), (4, "manifest"), (4, "other"), (2, "manifest")):
+            await inner.put(f"{prefix}/iceberg/{name}-{version:020d}-{'a' * 16}.avro", [b"x"])
+        inner.now_ms += DAY_MS
+        before = await iceberg_names(inner)
+        await run_once(inner)
+        assert before - await iceberg_names(inner) == {f"manifest-{2:020d}-{'a' * 16}.avro"}
+
+
+async def test_unreadable_manifest_list_keeps_all_manifests(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS, settings=EAGER)) as log:
+        await load_iceberg(log)
+        await append(log, "g")
+        await log.records.seal("t")
+        await load_iceberg(log)
+        newest = max(key for key in await listed(inner, object_keys.TOPICS) if "/snap-" in key)
+        await inner.put(newest, [b"damaged"])
+        inner.now_ms += 8 * DAY_MS
+        before = await iceberg_names(inner)
+        await run_once(inner)
+        assert await iceberg_names(inner) == before
+
+
+async def test_deleted_topic_takes_its_manifests_along(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS, settings=EAGER)) as log:
+        await load_iceberg(log)
+        await log.topics.delete("t")
+        for number in range(3):
+            await log.topics.create(f"u{number}", 1, {})
+            await runs(inner, 1, hours=5)
+            await log.refresh()
+        await run_once(inner)
+        assert await iceberg_names(inner) == set()
+
+
+async def test_scrub_passes_over_manifests(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS, settings=EAGER)) as log:
+        await load_iceberg(log)
+        async with caring(inner) as cluster:
+            report = await scrub(cluster, None, GRACE)
+        assert report.findings == []
+
+
+async def test_tail_of_iceberg_is_collected_day_later(inner: MemoryStore) -> None:
+    settings = MANUAL._replace(iceberg=IcebergSettings(refresh_s=0, has_tail=True))
+    async with closing(await log_with(inner, SEGMENTS, settings=settings)) as log:
+        await append(log, "g")
+        await load_iceberg(log)
+        named = await iceberg_names(inner)
+        tail = {name for name in named if name.startswith("tail-")}
+        assert len(tail) == 3
+        inner.now_ms += DAY_MS - 1
+        await run_once(inner)
+        assert await iceberg_names(inner) == named
+        async with caring(inner) as cluster:
+            assert (await scrub(cluster, None, GRACE)).findings == []
+        inner.now_ms += 1
+        await run_once(inner)
+        assert await iceberg_names(inner) == named - tail

@@ -37,6 +37,7 @@ CHECKS = [
 ANSWER_S_MAX = 240.0
 KNOWN = {
     "topic_name": "t",
+    "namespace": "logs",
     "partition_id": 0,
     "instance": "c",
     "consumer_id": "c",
