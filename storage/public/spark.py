@@ -4,7 +4,7 @@
 session. Both need `pip install 'tidelog[spark]'`.
 """
 
-from tidelog.storage.spark.parquet_scan import read_topic
-from tidelog.storage.spark.source import register
+from tidelog.storage.spark.session import register
+from tidelog.storage.spark.topic_frame import read_topic
 
 __all__ = ["read_topic", "register"]

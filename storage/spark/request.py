@@ -51,6 +51,15 @@ _KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
 involved."""
 
 
+def schema_of(*, has_headers: bool) -> str:
+    """Return the columns of a read as Spark's DDL."""
+    return ", ".join(f"{name} {COLUMNS[name]}" for name in _columns(has_headers=has_headers))
+
+
+def _columns(*, has_headers: bool) -> list[str]:
+    return [name for name in COLUMNS if name != "headers" or has_headers]
+
+
 class ReadRequest(NamedTuple):
     """The parsed options of one load."""
 
@@ -61,6 +70,14 @@ class ReadRequest(NamedTuple):
     has_headers: bool
     splits_min: int
     rows_max: int | None
+
+    @property
+    def columns(self) -> list[str]:
+        return _columns(has_headers=self.has_headers)
+
+    @property
+    def schema(self) -> str:
+        return schema_of(has_headers=self.has_headers)
 
     def open(self) -> OpenedStore:
         return OpenedStore(self.url, self.s3)
