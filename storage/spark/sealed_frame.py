@@ -108,7 +108,7 @@ def store_root(store: ObjectStore) -> str:
 
 def _escaped(path: str) -> str:
     scheme, _, place = path.partition("://")
-    return f"{scheme}://{quote(place)}"
+    return f"{scheme}://{quote(place, safe='/=')}"
 
 
 def _is_whole(topic: TopicSnapshot, segment_range: SegmentRange) -> bool:

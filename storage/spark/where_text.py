@@ -50,7 +50,8 @@ def bounds_of(spark: SparkSession, where: str, schema: str) -> AnyOf:
 def _pushed_down(rows: Any) -> list[Any]:
     """Return the parts of a filter that Spark would push into a data source, all of which hold."""
     jvm = rows.sparkSession._jvm  # noqa: SLF001
-    translate = jvm.org.apache.spark.sql.execution.datasources.DataSourceStrategy.translateFilter
+    package = jvm.org.apache.spark.sql.execution.datasources
+    strategy = getattr(getattr(package, "DataSourceStrategy$"), "MODULE$")
     plan = rows._jdf.queryExecution().optimizedPlan()  # noqa: SLF001
     filters = []
     conditions = [plan.condition()] if _kind(plan) == "Filter" else []
@@ -58,7 +59,7 @@ def _pushed_down(rows: Any) -> list[Any]:
         condition = conditions.pop()
         if _kind(condition) == "And":
             conditions += [condition.left(), condition.right()]
-        elif (translated := translate(condition, False)).isDefined():
+        elif (translated := strategy.translateFilter(condition, False)).isDefined():
             filters.append(translated.get())
     return filters
 
