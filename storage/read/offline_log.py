@@ -11,14 +11,14 @@ error, so a snapshot never lacks records silently.
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import msgspec
 
 from tidelog.storage.core.errors import TableInDoubt
 from tidelog.storage.core.log_settings import WalSettings
-from tidelog.storage.core.model import SegmentFile, TopicPartition
+from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.read.log_snapshot import LogSnapshot, PartitionSnapshot, TopicSnapshot
 from tidelog.storage.read.plan import OffsetRange, ReadFilter, Slice, segment_slices, tail_slices
 from tidelog.storage.read.spark_kafka_options import Found, OffsetSpan, TopicSelection, resolve
@@ -162,7 +162,8 @@ class OfflineLog:
                 table = table or await self._table(topic)
                 index = await segments_to(table, part.number, part.sealed_end, topic.prefix)
                 partition = await self._checked(topic, part, table, index, start, fail_on_data_loss)
-                segments = list(_between(index, partition.log_start_offset, part.sealed_end))
+                columns = index.columns.of_offsets(partition.log_start_offset, part.sealed_end)
+                segments = list(SegmentIndex(columns))
                 partitions[part.number] = partition._replace(segments=segments)
         return topic._replace(partitions=partitions)
 
@@ -245,10 +246,3 @@ def _partition_snapshot(number: int, partition: Partition, *, has_tail: bool) ->
         segments=[],
         tail=tail,
     )
-
-
-def _between(index: SegmentIndex, start: int, end: int) -> Iterator[SegmentFile]:
-    file = index.at_or_after(start)
-    while file is not None and file.base_offset < end:
-        yield file
-        file = index.at_or_after(file.end_offset)

@@ -90,7 +90,7 @@ def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest
         raise InvalidRequest(
             "option filterPushdown is not served, because a DataFrame lost the records that its "
             "first query filtered out: remove it, and prune by startingOffsets, endingOffsets, "
-            "startingTimestamp or assign"
+            "startingTimestamp or assign, or by where of tidelog.spark.read_topic"
         )
     names = {name.lower() for name in _OPTIONS}
     unknown = [name for name in values if name not in names and not name.startswith(_KAFKAS_OWN)]
