@@ -101,7 +101,7 @@ NO_FILTER = ReadFilter()
 
 
 class Extent(NamedTuple):
-    """What the manifest or the WAL says about the records [start, end) of an object."""
+    """The bounds of the records [start, end) of an object, by the manifest or the WAL."""
 
     partition: int
     start: int

@@ -1,4 +1,4 @@
-"""What a Spark session needs before it reads a log."""
+"""The preparation of a Spark session that reads a log."""
 
 import sys
 from weakref import WeakSet
