@@ -5,8 +5,8 @@
 `pip install 'tidelog[spark]'`.
 """
 
-from tidelog.storage.spark.batches import Batch, batches
+from tidelog.storage.spark.batches import TopicBatch, batches
 from tidelog.storage.spark.session import register
 from tidelog.storage.spark.topic_frame import read_topic
 
-__all__ = ["Batch", "batches", "read_topic", "register"]
+__all__ = ["TopicBatch", "batches", "read_topic", "register"]

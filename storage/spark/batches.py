@@ -33,14 +33,14 @@ from tidelog.storage.store.open import open_store
 _Offsets = dict[TopicPartition, int]
 
 
-class Batch(NamedTuple):
+class TopicBatch(NamedTuple):
     """The records of one batch; its number counts from 1 over all runs with one checkpoint."""
 
     number: int
     frame: DataFrame
 
 
-class _Plan(msgspec.Struct):
+class _BatchOffsets(msgspec.Struct):
     """The offsets [start, end) of a batch by partition."""
 
     topic_id: str
@@ -50,7 +50,7 @@ class _Plan(msgspec.Struct):
 
 def batches(
     spark: SparkSession, store: str, topic: str, *, checkpoint: str, **options: str | int | bool
-) -> Iterator[Batch]:
+) -> Iterator[TopicBatch]:
     """Yield the records since the checkpoint, up to those that were there at the call.
 
     `checkpoint` is a folder or an s3:// URL. `options` are those of a stream, such as
@@ -87,7 +87,7 @@ class _Batches:
         self._saved = saved
         (self._topic,) = request.selection.names
 
-    def until_now(self) -> Iterator[Batch]:
+    def until_now(self) -> Iterator[TopicBatch]:
         heads = _heads(self._view.offsets([self._topic]))
         number, last = self._newest("offsets"), self._newest("commits")
         if number < 0:
@@ -102,19 +102,19 @@ class _Batches:
             self._create(f"offsets/{number}", msgspec.json.encode(plan))
             yield from self._done(number, plan)
 
-    def _done(self, number: int, plan: _Plan) -> Iterator[Batch]:
+    def _done(self, number: int, plan: _BatchOffsets) -> Iterator[TopicBatch]:
         if plan.start != plan.end:
-            yield Batch(number, self._frame(plan))
+            yield TopicBatch(number, self._frame(plan))
         self._create(f"commits/{number}", b"{}")
 
-    def _first(self) -> _Plan:
+    def _first(self) -> _BatchOffsets:
         """Return the empty batch at the start of the first run."""
         span = self._request.span
         snapshot, ranges = self._opened.run(self._view.resolve(self._request.selection, span))
         start = {offset_range.partition: offset_range.start for offset_range in ranges}
-        return _Plan(snapshot.topics[self._topic].topic_id, start, start)
+        return _BatchOffsets(snapshot.topics[self._topic].topic_id, start, start)
 
-    def _next(self, position: dict[int, int], heads: dict[int, int]) -> _Plan | None:
+    def _next(self, position: dict[int, int], heads: dict[int, int]) -> _BatchOffsets | None:
         """Return the plan of the next batch, or None if no record is left."""
         start = {TopicPartition(self._topic, n): position.get(n, 0) for n in heads}
         end = {TopicPartition(self._topic, n): max(heads[n], position.get(n, 0)) for n in heads}
@@ -123,9 +123,9 @@ class _Batches:
         if start == end:
             return None
         topic_id = self._view.offsets([self._topic]).topics[self._topic].topic_id
-        return _Plan(topic_id, _by_number(start), _by_number(end))
+        return _BatchOffsets(topic_id, _by_number(start), _by_number(end))
 
-    def _frame(self, plan: _Plan) -> DataFrame:
+    def _frame(self, plan: _BatchOffsets) -> DataFrame:
         snapshot = self._opened.run(
             self._view.snapshot(
                 [self._topic],
@@ -141,14 +141,14 @@ class _Batches:
         root = store_root(self._opened.store)
         return frame_of_ranges(self._spark, self._request, TopicRanges(snapshot, ranges, root))
 
-    def _check_topic(self, snapshot: LogSnapshot, plan: _Plan) -> None:
+    def _check_topic(self, snapshot: LogSnapshot, plan: _BatchOffsets) -> None:
         if snapshot.topics[self._topic].topic_id != plan.topic_id:
             raise InvalidRequest(
                 f"checkpoint {self._saved.url} is of another topic, or {self._topic} was deleted "
                 "and created again: give a new checkpoint"
             )
 
-    def _from(self, snapshot: LogSnapshot, number: int, plan: _Plan) -> int:
+    def _from(self, snapshot: LogSnapshot, number: int, plan: _BatchOffsets) -> int:
         part = snapshot.topics[self._topic].partitions[number]
         low, high, start = part.log_start_offset, part.high_watermark, plan.start.get(number, 0)
         if start < min(low, plan.end[number]) and self._request.span.fail_on_data_loss:
@@ -170,10 +170,10 @@ class _Batches:
 
         return max(self._opened.run(numbers()), default=-1)
 
-    def _saved_plan(self, number: int) -> _Plan:
+    def _saved_plan(self, number: int) -> _BatchOffsets:
         key = f"offsets/{number}"
         try:
-            plan = msgspec.json.decode(self._opened.run(self._saved.get(key)), type=_Plan)
+            plan = msgspec.json.decode(self._opened.run(self._saved.get(key)), type=_BatchOffsets)
         except msgspec.MsgspecError as error:
             raise InvalidRequest(f"checkpoint {self._saved.url}: {key}: {error}") from error
         self._check_topic(self._view.offsets([self._topic]), plan)

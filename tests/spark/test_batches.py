@@ -12,7 +12,7 @@ from tidelog.storage.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidelog.storage.spark.batches import Batch
+    from tidelog.storage.spark.batches import TopicBatch
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -27,7 +27,7 @@ class Reader:
         self.store = root / "store"
         self.checkpoint = root / "checkpoint"
 
-    def batches(self, **options: str | int) -> "Iterator[Batch]":
+    def batches(self, **options: str | int) -> "Iterator[TopicBatch]":
         from tidelog.spark import batches
 
         options = {"startingOffsets": "earliest"} | options
@@ -39,7 +39,7 @@ class Reader:
         return [(batch.number, values(batch)) for batch in self.batches(**options)]
 
 
-def values(batch: "Batch") -> list[int]:
+def values(batch: "TopicBatch") -> list[int]:
     return sorted(int(bytes(row.value)) for row in batch.frame.select("value").collect())
 
 
