@@ -8,6 +8,7 @@ MINUTES ?= 10
 SEEDS ?= 400
 FROM ?= 0
 VENV := .venv
+SPARK = $(VENV)/spark-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -48,6 +49,17 @@ cluster: has-all  ## Run SeaweedFS, three brokers and a balancer here; ARGS are 
 .PHONY: test
 test: has-all  ## Run the tests; ARGS are those of pytest
 	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations=10 $(ARGS)
+
+# A version of Spark lies beside the environment, whose own is the newest, and comes before it on the path.
+# Spark before 4.2 leaves the sockets of its results to Python's collector.
+SPARKS_WARNINGS := -W "ignore:unclosed <socket:ResourceWarning" -W ignore::pytest.PytestUnraisableExceptionWarning
+.PHONY: test-spark
+test-spark: java has-all  ## Test with another version of Spark: VERSION=3.5; ARGS are those of pytest
+	@[ -n "$(VERSION)" ] || { echo "VERSION is needed: make test-spark VERSION=3.5" >&2; exit 1; }
+	@[ -e $(SPARK)/.is-complete ] || { echo "installing Spark $(VERSION) into $(SPARK), once: 0.5 GB" && \
+		rm -rf $(SPARK) && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		--target $(SPARK) "pyspark~=$(VERSION).0" && touch $(SPARK)/.is-complete; }
+	PYTHONPATH=$(CURDIR)/$(SPARK) $(BIN)/python -m pytest $(SPARKS_WARNINGS) tests/spark $(ARGS)
 
 .PHONY: torture
 torture: has-all  ## Run three brokers under injected faults for MINUTES

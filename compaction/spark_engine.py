@@ -15,8 +15,8 @@ After a crash of the driver, segments that no version names remain for collectio
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tidelog.compaction.engine import KeyScan, OnRows
 from tidelog.compaction.in_process_engine import KEYS_BYTES_MAX
@@ -36,6 +35,8 @@ from tidelog.storage.read.plan import SegmentRange, Split
 from tidelog.storage.read.split_reader import read_split
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.malloc import keep_freed_columns
+from tidelog.storage.spark import versions
+from tidelog.storage.spark.tasks import Batches, on_executors
 from tidelog.storage.store.blocking_store import OpenedStore
 from tidelog.storage.store.open import open_store
 from tidelog.storage.store.s3_options import S3Options
@@ -57,8 +58,7 @@ _WRITTEN: dict[str, pa.DataType] = {
     "damage": pa.string(),
 }
 _WRITTEN_DDL = "number int, file binary, damage string"
-
-Batches = Iterator[pa.RecordBatch]
+_Work = TypeVar("_Work")
 
 
 class _SearchPart(msgspec.Struct, array_like=True):
@@ -107,41 +107,31 @@ class SparkEngine:
 
     def _newest(self, scan: KeyScan) -> np.ndarray:
         parts = [
-            _SearchPart(slices, scan.expires, self._keys_bytes_max)
-            for slices in _parts(scan, self._spark.sparkContext.defaultParallelism)
+            _encode(_SearchPart(slices, scan.expires, self._keys_bytes_max))
+            for slices in _parts(scan, versions.cores(self._spark))
         ]
         url, s3 = self._url, self._s3
-        ranks = self._on_executors(parts, lambda batches: _ranks(batches, url, s3), _RANKS)
-        largest = ranks.groupBy("key", "alone").agg(F.max("rank").alias("rank")).select("rank")
-        return of_ranks(largest.toArrow().column("rank").to_numpy())
+        ranks = on_executors(
+            self._spark, parts, lambda _, work: _ranks(_decoded(work, _SearchPart), url, s3), _RANKS
+        )
+        largest = ranks.groupBy("key", "alone").agg({"rank": "max"}).toDF("key", "alone", "rank")
+        return of_ranks(versions.collected(largest.select("rank")).column("rank").to_numpy())
 
     def _write(self, tasks: Sequence[Rewrite]) -> list[SegmentFile]:
         url, s3 = self._url, self._s3
-        results = self._on_executors(
-            tasks, lambda batches: _rewrite(batches, url, s3), _WRITTEN_DDL
+        results = on_executors(
+            self._spark,
+            [_encode(task) for task in tasks],
+            lambda number, work: _rewrite(number, _decoded(work, Rewrite), url, s3),
+            _WRITTEN_DDL,
         )
         files: dict[int, SegmentFile] = {}
-        for row in results.toArrow().to_pylist():
+        for row in versions.collected(results).to_pylist():
             if row["damage"] is not None:
                 key, _, why = row["damage"].partition("\n")
                 raise Corrupt(key, why)
             files[row["number"]] = msgspec.msgpack.decode(row["file"], type=SegmentFile)
         return [files[number] for number in range(len(tasks))]
-
-    def _on_executors(
-        self, work: Sequence[Any], run: Callable[[Batches], Batches], schema: str
-    ) -> Any:
-        """Return a DataFrame of the results of `run`.
-
-        `run` gets rows (number, work), and each row is one task.
-        """
-        count = len(work)
-        numbers = pa.array(range(count), pa.int32())
-        encoded = [pa.array([_encode(item)], pa.binary()) for item in work]
-        frame = self._spark.createDataFrame(
-            pa.table({"number": numbers, "work": pa.chunked_array(encoded)})
-        )
-        return frame.repartitionById(count, "number").mapInArrow(run, schema)
 
 
 def _parts(scan: KeyScan, cores: int) -> list[list[SegmentRange]]:
@@ -159,39 +149,37 @@ def _parts(scan: KeyScan, cores: int) -> list[list[SegmentRange]]:
 # -- on executors
 
 
-def _ranks(batches: Batches, url: str, s3: S3Options | None) -> Batches:
+def _ranks(part: _SearchPart, url: str, s3: S3Options | None) -> Batches:
     """Yield the ranks of a part of the log, in several tables if they exceed the memory limit."""
     keep_freed_columns()
-    for _, part in _decoded(batches, _SearchPart):
-        latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
-        is_old = [latest.columns(segment_range.start) for segment_range in part.slices]
-        with OpenedStore(url, s3) as opened_store:
-            for columns in (["offset", "key", "value"], ["offset", "key"]):
-                segment_ranges = [
-                    segment_range
-                    for segment_range, own in zip(part.slices, is_old, strict=True)
-                    if own == columns
-                ]
-                for _, batch in read_split(opened_store, Split(segment_ranges), columns):
-                    try:
-                        latest.add(latest.see(batch))
-                    except TooManyKeys:
-                        yield from latest.take_ranks().to_batches()
-        yield from latest.take_ranks().to_batches()
+    latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
+    is_old = [latest.columns(segment_range.start) for segment_range in part.slices]
+    with OpenedStore(url, s3) as opened_store:
+        for columns in (["offset", "key", "value"], ["offset", "key"]):
+            segment_ranges = [
+                segment_range
+                for segment_range, own in zip(part.slices, is_old, strict=True)
+                if own == columns
+            ]
+            for _, batch in read_split(opened_store, Split(segment_ranges), columns):
+                try:
+                    latest.add(latest.see(batch))
+                except TooManyKeys:
+                    yield from latest.take_ranks().to_batches()
+    yield from latest.take_ranks().to_batches()
 
 
-def _rewrite(batches: Batches, url: str, s3: S3Options | None) -> Batches:
-    """Write and upload segments of tasks. Yield damage as a row, because no retry repairs it."""
+def _rewrite(number: int, task: Rewrite, url: str, s3: S3Options | None) -> Batches:
+    """Write and upload a segment. Yield damage as a row, because no retry repairs it."""
     keep_freed_columns()
-    for number, task in _decoded(batches, Rewrite):
-        file, damage = b"", None
-        try:
-            file = msgspec.msgpack.encode(asyncio.run(_written(task, url, s3)))
-        except Corrupt as error:
-            damage = f"{error.key}\n{error.why}"
-        yield pa.RecordBatch.from_pylist(
-            [{"number": number, "file": file, "damage": damage}], schema=pa.schema(_WRITTEN)
-        )
+    file, damage = b"", None
+    try:
+        file = msgspec.msgpack.encode(asyncio.run(_written(task, url, s3)))
+    except Corrupt as error:
+        damage = f"{error.key}\n{error.why}"
+    yield pa.RecordBatch.from_pylist(
+        [{"number": number, "file": file, "damage": damage}], schema=pa.schema(_WRITTEN)
+    )
 
 
 async def _written(task: Rewrite, url: str, s3: S3Options | None) -> SegmentFile:
@@ -209,13 +197,11 @@ def _encode(work: Any) -> bytes:
     return msgspec.msgpack.encode(work, enc_hook=lambda offsets: offsets.tobytes())
 
 
-def _decoded(batches: Batches, kind: Any) -> Iterator[tuple[int, Any]]:
+def _decoded(work: pa.Buffer, kind: type[_Work]) -> _Work:
     decoder = msgspec.msgpack.Decoder(
         kind, dec_hook=lambda _, octets: np.frombuffer(octets, np.int64)
     )
-    for batch in batches:
-        for number, work in zip(batch.column("number"), batch.column("work"), strict=True):
-            yield number.as_py(), decoder.decode(work.as_buffer())
+    return decoder.decode(work)
 
 
 async def _in_thread(call: Callable[[Any], Any], work: Any) -> Any:

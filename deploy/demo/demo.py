@@ -230,7 +230,7 @@ class Demo:
     ) -> list[CheckResult]:
         from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-        from tidelog.storage.spark.parquet_scan import read_topic
+        from tidelog.storage.spark.topic_frame import read_topic
 
         settings = {
             "spark.local.dir": str(self._folder / "spark"),

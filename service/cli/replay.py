@@ -101,7 +101,7 @@ def frame_of(
     options: Mapping[str, str],
 ) -> "DataFrame":
     """Return the records between the positions in `options`, in the columns of the format."""
-    from tidelog.storage.spark.parquet_scan import read_topic
+    from tidelog.storage.spark.topic_frame import read_topic
 
     s3_options = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
     if settings.s3.path_style is not None:

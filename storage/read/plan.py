@@ -6,12 +6,14 @@ processes.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.read.log_snapshot import LogSnapshot
 from tidelog.storage.state.partition import TailChunk
+
+_T = TypeVar("_T")
 
 SPLIT_BYTES = 32 * 1024 * 1024
 """Stored bytes that one task reads. In memory, the records take two to ten times as many bytes. The
@@ -62,8 +64,66 @@ class ReadFilter(NamedTuple):
         end = min(offset_range.end, self.offset_max + 1)
         return offset_range._replace(start=start, end=end) if start < end else None
 
+    def may_match(self, extent: "Extent") -> bool:
+        """Return whether an object of this extent may have a record that matches."""
+        return (
+            (self.partitions is None or extent.partition in self.partitions)
+            and extent.start <= self.offset_max
+            and extent.end > self.offset_min
+            and self.overlaps(extent.timestamp_min, extent.timestamp_max)
+        )
+
+    def both(self, other: "ReadFilter") -> "ReadFilter":
+        """Return a filter that a record matches if it matches both."""
+        return ReadFilter(
+            max(self.offset_min, other.offset_min),
+            min(self.offset_max, other.offset_max),
+            _tighter(max, self.timestamp_min, other.timestamp_min),
+            _tighter(min, self.timestamp_max, other.timestamp_max),
+            _common(self.topics, other.topics),
+            _common(self.partitions, other.partitions),
+        )
+
+
+def _tighter(choose: Callable[[int, int], int], left: int | None, right: int | None) -> int | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return choose(left, right)
+
+
+def _common(left: frozenset[_T] | None, right: frozenset[_T] | None) -> frozenset[_T] | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left & right
+
 
 NO_FILTER = ReadFilter()
+
+
+class Extent(NamedTuple):
+    """The bounds of the records [start, end) of an object, by the manifest or the WAL."""
+
+    partition: int
+    start: int
+    end: int
+    timestamp_min: int
+    timestamp_max: int
+
+
+class Condition(Protocol):
+    """A condition on records, with the question that a plan asks about objects."""
+
+    def may_match(self, extent: Extent) -> bool:
+        """Return whether an object of this extent may have a record that matches."""
+
+
+class AnyOf(NamedTuple):
+    """A condition that a record matches if it matches one of the filters."""
+
+    filters: Sequence[ReadFilter]
+
+    def may_match(self, extent: Extent) -> bool:
+        return any(read_filter.may_match(extent) for read_filter in self.filters)
 
 
 class SegmentRange(NamedTuple):
@@ -145,20 +205,22 @@ def plan(
         split_bytes = min(split_bytes, total // splits_min)
     split_bytes = max(split_bytes, SPLIT_BYTES_MIN)
     shared = [share for record_slice in segments for share in shares(record_slice, split_bytes)]
-    return [*_pack(tail, split_bytes), *_pack(shared, split_bytes)]
+    return [*packed(tail, split_bytes), *packed(shared, split_bytes)]
 
 
 def segment_slices(
-    snapshot: LogSnapshot, offset_range: OffsetRange, read_filter: ReadFilter = NO_FILTER
+    snapshot: LogSnapshot, offset_range: OffsetRange, condition: Condition = NO_FILTER
 ) -> Iterator[SegmentRange]:
-    """Yield the sealed part of a range, one slice for each segment."""
+    """Yield the sealed part of a range, one slice for each segment that may match."""
     topic = snapshot.topics[offset_range.topic]
     view = topic.partitions[offset_range.partition]
     start = max(offset_range.start, view.log_start_offset)
     end = min(offset_range.end, view.sealed_end)
     for file in view.segments:
         low, high = max(start, file.base_offset), min(end, file.end_offset)
-        if low < high and read_filter.overlaps(file.timestamp_min, file.timestamp_max):
+        if low < high and condition.may_match(
+            Extent(view.number, low, high, file.timestamp_min, file.timestamp_max)
+        ):
             yield SegmentRange(
                 offset_range.topic,
                 offset_range.partition,
@@ -172,16 +234,18 @@ def segment_slices(
 
 
 def tail_slices(
-    snapshot: LogSnapshot, offset_range: OffsetRange, read_filter: ReadFilter = NO_FILTER
+    snapshot: LogSnapshot, offset_range: OffsetRange, condition: Condition = NO_FILTER
 ) -> Iterator[TailRange]:
-    """Yield the unsealed part of a range, one slice for each tail chunk."""
+    """Yield the unsealed part of a range, one slice for each tail chunk that may match."""
     topic = snapshot.topics[offset_range.topic]
     view = topic.partitions[offset_range.partition]
     start = max(offset_range.start, view.log_start_offset, view.sealed_end)
     end = min(offset_range.end, view.high_watermark)
     for chunk in view.tail:
         low, high = max(start, chunk.base_offset), min(end, chunk.end_offset)
-        if low < high and not chunk.is_lost and read_filter.overlaps(*times_of(chunk)):
+        if low >= high or chunk.is_lost:
+            continue
+        if condition.may_match(Extent(view.number, low, high, *times_of(chunk))):
             yield TailRange(
                 offset_range.topic,
                 offset_range.partition,
@@ -209,7 +273,7 @@ def shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
         yield whole._replace(cost=whole.cost // count, share=share, shares=count)
 
 
-def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:
+def packed(slices: Iterable[Slice], split_bytes: int) -> Iterator[Split]:
     """Pack adjacent slices into splits of about `split_bytes`; a split keeps their order."""
     packed: list[Slice] = []
     size = 0

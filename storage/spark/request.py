@@ -51,6 +51,15 @@ _KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
 involved."""
 
 
+def schema_of(*, has_headers: bool) -> str:
+    """Return the columns of a read as Spark's DDL."""
+    return ", ".join(f"{name} {COLUMNS[name]}" for name in _columns(has_headers=has_headers))
+
+
+def _columns(*, has_headers: bool) -> list[str]:
+    return [name for name in COLUMNS if name != "headers" or has_headers]
+
+
 class ReadRequest(NamedTuple):
     """The parsed options of one load."""
 
@@ -61,6 +70,14 @@ class ReadRequest(NamedTuple):
     has_headers: bool
     splits_min: int
     rows_max: int | None
+
+    @property
+    def columns(self) -> list[str]:
+        return _columns(has_headers=self.has_headers)
+
+    @property
+    def schema(self) -> str:
+        return schema_of(has_headers=self.has_headers)
 
     def open(self) -> OpenedStore:
         return OpenedStore(self.url, self.s3)
@@ -73,7 +90,7 @@ def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest
         raise InvalidRequest(
             "option filterPushdown is not served, because a DataFrame lost the records that its "
             "first query filtered out: remove it, and prune by startingOffsets, endingOffsets, "
-            "startingTimestamp or assign"
+            "startingTimestamp or assign, or by where of tidelog.spark.read_topic"
         )
     names = {name.lower() for name in _OPTIONS}
     unknown = [name for name in values if name not in names and not name.startswith(_KAFKAS_OWN)]

@@ -1,22 +1,32 @@
-"""The rows of a task, in the columns that the query needs. Batch and stream use the same code."""
+"""The rows of a task, in the columns that the query needs. All ways to read use this code."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tidelog.storage.codec.record_columns import RECORD_SCHEMA, joined
+from tidelog.storage.codec.record_columns import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE, joined
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.read.plan import Slice, Split
 from tidelog.storage.read.split_reader import read_split
 from tidelog.storage.spark.request import BATCH_ROWS_MIN, COLUMNS, ReadRequest
 
+_TYPES: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": TIMESTAMP_TYPE,
+    "timestampType": pa.int32(),
+    "headers": HEADERS_TYPE,
+}
+
 
 def read_rows(
     request: ReadRequest, rows: "RowShape", split: Split | None
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """Yield one task's rows. If the plan is empty, Spark makes one task, with `split` None."""
     if split is None:
         return
@@ -29,15 +39,28 @@ def read_rows(
 
 
 class RowShape:
-    """A converter from records to rows of a schema.
+    """A converter from records to rows with columns of the source.
 
-    If the schema has a column or type that the source does not have, the constructor raises
-    InvalidRequest.
+    `schema` may have other names than the source's, `sources`.
     """
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, sources: Sequence[str], schema: pa.Schema | None = None) -> None:
+        self._sources = list(sources)
+        self.schema = pa.schema([(name, _TYPES[name]) for name in sources])
+        if schema is not None:
+            self.schema = schema
+        stored = [name for name in self._sources if name in RECORD_SCHEMA.names]
+        self.columns: Sequence[str] = stored or ["offset"]
+        """Columns to read. If the rows have no stored column, this is `offset`, to count rows."""
+
+    @classmethod
+    def of(cls, schema: StructType) -> "RowShape":
+        """Return the shape of a schema.
+
+        If the schema has a column or type that the source does not have, raise InvalidRequest.
+        """
         column_by_name = {name.lower(): (name, kind) for name, kind in COLUMNS.items()}
-        self._sources: list[str] = []
+        sources, fields = [], []
         for field in schema.fields:
             name, kind = column_by_name.get(field.name.lower(), ("", ""))
             if field.dataType.simpleString() != kind:
@@ -45,22 +68,15 @@ class RowShape:
                     f"column {field.name} {field.dataType.simpleString()} is none of "
                     + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
                 )
-            self._sources.append(name)
-        self._schema = to_arrow_schema(schema, timezone="UTC")
-        stored = [name for name in self._sources if name in RECORD_SCHEMA.names]
-        self.columns: Sequence[str] = stored or ["offset"]
-        """Columns to read. If the schema has no stored column, this is `offset`, to count rows."""
+            sources.append(name)
+            fields.append(pa.field(field.name, _TYPES[name], field.nullable))
+        return cls(sources, pa.schema(fields))
 
     def shaped(self, record_slice: Slice, batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = [
-            self._column(record_slice, batch, source, field.type)
-            for source, field in zip(self._sources, self._schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        arrays = [self._column(record_slice, batch, source) for source in self._sources]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(
-        self, record_slice: Slice, batch: pa.RecordBatch, source: str, kind: pa.DataType
-    ) -> pa.Array:
+    def _column(self, record_slice: Slice, batch: pa.RecordBatch, source: str) -> pa.Array:
         match source:
             case "topic":
                 return pa.repeat(record_slice.topic, batch.num_rows)
@@ -71,5 +87,4 @@ class RowShape:
                     np.full(batch.num_rows, int(record_slice.is_log_append_time), np.int32)
                 )
             case _:
-                column = batch.column(source)
-                return column if column.type == kind else column.cast(kind)
+                return batch.column(source)

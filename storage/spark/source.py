@@ -4,9 +4,10 @@ Rows and options (read/kafka_options.py) are as in Spark's Kafka source, so code
 `format("kafka")` reads the log. No broker is involved. The driver takes a snapshot of the store
 (read/offline_log.py); executors read segments and WAL objects. Call `register` in each session.
 
-Limits of the API for Python data sources, as of pyspark 4.3:
+It needs Spark 4.0, the first version with Python data sources. Limits of their API, as of 4.3:
 - Columns are pruned only by an explicit schema: `.schema("offset long")` reads only offsets.
-- A loaded DataFrame is planned once and keeps its snapshot. To read newer records, load again.
+- A loaded DataFrame is planned once and keeps its snapshot. To read newer records, load again. On
+  4.0, each action takes a new snapshot.
 - The source accepts no filters. Spark would keep a pushed filter in the single plan of a DataFrame.
   The next query on the same DataFrame, and even the other side of a union, would silently lose the
   records that the first query filtered out. The options for offsets, timestamps and `assign` prune
@@ -14,12 +15,9 @@ Limits of the API for Python data sources, as of pyspark 4.3:
 - Discovery by name needs a top-level module called `pyspark_...`, which tidelog does not have.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
-from weakref import WeakSet
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql import datasource as api
 from pyspark.sql.types import StructType
 
@@ -27,29 +25,10 @@ from tidelog.storage.read import spark_kafka_options
 from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import plan
 from tidelog.storage.runtime.clock import SystemClock
-from tidelog.storage.spark.request import COLUMNS, ReadRequest, request_of
+from tidelog.storage.spark.request import ReadRequest, request_of, schema_of
 from tidelog.storage.spark.rows import RowShape, read_rows
-from tidelog.storage.spark.stream import TidelogStreamReader
 
 NAME = "tidelog"
-SPARKS_PYTHON = "python3"
-"""The Python of pyspark's workers, if neither the environment nor an option names another."""
-
-_registered: WeakSet[SparkSession] = WeakSet()
-
-
-def register(spark: SparkSession) -> None:
-    """Register `format("tidelog")` in the Spark session; workers must have tidelog installed.
-
-    Without PYSPARK_PYTHON, Spark's workers run the first `python3` of the PATH, which may belong to
-    another environment. In local mode, `register` makes them run the current interpreter instead.
-    """
-    context = spark.sparkContext
-    if (context.master or "").startswith("local") and context.pythonExec == SPARKS_PYTHON:
-        context.pythonExec = sys.executable
-    if spark not in _registered:  # Spark warns if a source is registered again
-        spark.dataSource.register(TidelogSource)
-        _registered.add(spark)
 
 
 class TidelogSource(api.DataSource):
@@ -61,14 +40,14 @@ class TidelogSource(api.DataSource):
 
     def schema(self) -> str:
         has_headers = spark_kafka_options.flag(self._given(), "includeHeaders", default=False)
-        return ", ".join(
-            f"{name} {kind}" for name, kind in COLUMNS.items() if name != "headers" or has_headers
-        )
+        return schema_of(has_headers=has_headers)
 
     def reader(self, schema: StructType) -> "TidelogReader":
         return TidelogReader(request_of(self._given(), is_streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> api.DataSourceStreamReader:  # noqa: N802 - Spark's
+        from tidelog.storage.spark.stream import TidelogStreamReader
+
         return TidelogStreamReader(request_of(self._given(), is_streaming=True), schema)
 
     def _given(self) -> Mapping[str, str]:
@@ -80,7 +59,7 @@ class TidelogReader(api.DataSourceReader):
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
         self.request = request
-        self.rows = RowShape(schema)
+        self.rows = RowShape.of(schema)
 
     def partitions(self) -> list[api.InputPartition]:
         request = self.request
@@ -91,5 +70,7 @@ class TidelogReader(api.DataSourceReader):
         splits = plan(snapshot, ranges, splits_min=request.splits_min)
         return [api.InputPartition(split) for split in splits]
 
-    def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_rows(self.request, self.rows, partition.value)
+    def read(self, partition: api.InputPartition | None) -> Iterator[pa.RecordBatch]:
+        # For an empty plan, Spark 4.0 gives None, and later versions a partition of None.
+        split = None if partition is None else partition.value
+        return read_rows(self.request, self.rows, split)

@@ -6,6 +6,9 @@ number, or is idempotent, gets each row once. Offsets are Kafka's JSON: {"topic"
 
 The reader exists as long as the query, in one Python process of the driver, and follows the WAL
 there. Spark pickles the reader for the tasks, before the reader has opened a store.
+
+Spark before 4.2 asks only for the newest offsets, without its own position and a limit. There, a
+micro-batch is all that is there, and `maxOffsetsPerTrigger` is refused.
 """
 
 import logging
@@ -13,12 +16,6 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql import datasource as api
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from tidelog.storage.core.errors import OffsetOutOfRange
@@ -29,6 +26,13 @@ from tidelog.storage.read.plan import OffsetRange, limit_offsets, plan
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.spark.request import ReadRequest
 from tidelog.storage.spark.rows import RowShape, read_rows
+from tidelog.storage.spark.versions import (
+    READ_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from tidelog.storage.store.blocking_store import OpenedStore
 
 log = logging.getLogger("tidelog.spark")
@@ -41,8 +45,10 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
     """The reader of one streaming query. Spark calls its methods one after the other."""
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
+        if request.rows_max is not None:
+            READ_LIMITS.require()
         self.request = request
-        self.rows = RowShape(schema)
+        self.rows = RowShape.of(schema)
         self._live: tuple[OpenedStore, OfflineLog] | None = None
         self._heads: Offsets = {}
         self._target: Offsets | None = None
@@ -53,7 +59,7 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
         self._refreshed()
         opened_store, view = self._open()
         _, ranges = opened_store.run(view.resolve(self.request.selection, self.request.span))
-        return _to_json({TopicPartition(r.topic, r.partition): r.start for r in ranges})
+        return to_json({TopicPartition(r.topic, r.partition): r.start for r in ranges})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows_max = self.request.rows_max
@@ -62,13 +68,17 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._refreshed()
 
-    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: Json | None = None, limit: ReadLimit | None = None
+    ) -> Json:
         heads = self._refreshed()
+        if start is None:  # before Spark 4.2
+            return to_json(heads)
         if self._target is not None:
             heads = {
                 of: min(head, self._target[of]) for of, head in heads.items() if of in self._target
             }
-        begin = _from_json(start)
+        begin = from_json(start)
         for of, offset in begin.items():
             head = heads.get(of, 0)
             if head < offset:  # the topic was deleted, and perhaps created again
@@ -76,14 +86,14 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
                 begin[of] = head
         if isinstance(limit, ReadMaxRows):
             heads = limit_offsets(begin, heads, limit.max_rows)
-        return start if heads == _from_json(start) else _to_json(heads)
+        return start if heads == from_json(start) else to_json(heads)
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
-        return _to_json(self._heads) if self._heads else None
+        return to_json(self._heads) if self._heads else None
 
     def partitions(self, start: Json, end: Json) -> list[api.InputPartition]:
         opened_store, view = self._open()
-        begin, upto = _from_json(start), _from_json(end)
+        begin, upto = from_json(start), from_json(end)
         topics = sorted({of.topic for of in upto})
         is_strict = self.request.span.fail_on_data_loss
         snapshot = opened_store.run(view.snapshot(topics, begin, fail_on_data_loss=is_strict))
@@ -110,7 +120,7 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
         if end > high:
             # Acknowledged records do not disappear, so this is another cluster or another topic.
             raise OffsetOutOfRange(*of, end, log_start_offset=low, high_watermark=high)
-        if start < min(low, end):
+        if start < min(low, end) or start > end:  # > if the topic was deleted, and created again
             self._lost(OffsetOutOfRange(*of, start, log_start_offset=low, high_watermark=high))
         return max(start, low)
 
@@ -150,7 +160,7 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
         return read_rows(self.request, self.rows, partition.value)
 
 
-def _to_json(offsets: Mapping[TopicPartition, int]) -> Json:
+def to_json(offsets: Mapping[TopicPartition, int]) -> Json:
     """Convert in a fixed order, because Spark compares offsets as text."""
     offsets_by_topic: Json = {}
     for topic, partition in sorted(offsets):
@@ -160,7 +170,7 @@ def _to_json(offsets: Mapping[TopicPartition, int]) -> Json:
     return offsets_by_topic
 
 
-def _from_json(offsets: Json) -> Offsets:
+def from_json(offsets: Json) -> Offsets:
     return {
         TopicPartition(topic, int(partition)): offset
         for topic, partitions in offsets.items()

@@ -124,14 +124,21 @@ def test_spark_reads_what_is_left(folder: tuple[Path, list[Record]], read: Read)
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("has_format")
 def test_a_stream_passes_over_what_compaction_took(
     folder: tuple[Path, list[Record]], spark: "SparkSession", tmp_path: Path
 ) -> None:
+    from tidelog.storage.spark.versions import READ_LIMITS
+
     root, records = folder
     options = {"store": root.as_uri(), "subscribe": "t", "startingOffsets": "earliest"}
-    stream = spark.readStream.format("tidelog").options(**options, maxOffsetsPerTrigger=1000).load()
+    if READ_LIMITS.is_here:
+        options["maxOffsetsPerTrigger"] = "1000"
     query = (
-        stream.writeStream.format("parquet")
+        spark.readStream.format("tidelog")
+        .options(**options)
+        .load()
+        .writeStream.format("parquet")
         .option("checkpointLocation", str(tmp_path / "state"))
         .option("path", str(tmp_path / "out"))
         .trigger(availableNow=True)

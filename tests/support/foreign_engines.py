@@ -117,10 +117,9 @@ def stream_offsets(root: Path, rows_max: int, **options: str) -> Iterator[list[i
 
     Raises LogError.
     """
-    from pyspark.sql.streaming.datasource import ReadMaxRows
-
     from tidelog.storage.spark.request import request_of
     from tidelog.storage.spark.stream import TidelogStreamReader
+    from tidelog.storage.spark.versions import ReadMaxRows
 
     reader_options = {
         "store": root.as_uri(),

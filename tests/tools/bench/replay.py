@@ -57,11 +57,11 @@ def _compare(url: str, root: str, records: int) -> list[Row]:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as fn
 
-    from tidelog.storage.spark import source
-    from tidelog.storage.spark.parquet_scan import read_topic
+    from tidelog.storage.spark.session import register
+    from tidelog.storage.spark.topic_frame import read_topic
 
     with session() as spark:
-        source.register(spark)
+        register(spark)
         ways: dict[str, Callable[[], DataFrame]] = {
             "spark.read.parquet": lambda: spark.read.parquet(f"{root}/topics"),
             "read_topic": lambda: read_topic(spark, url, "bench"),
