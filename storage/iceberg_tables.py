@@ -295,12 +295,12 @@ class IcebergTables:
         if batches:
             place = TailPlace(0 if newest is None else newest.version, bounds.seq, now_ms)
             location = self._location(topic)
-            made = await asyncio.to_thread(
+            tail_files = await asyncio.to_thread(
                 tail_snapshot, newest, own.rows, batches, place, bounds.committed_ms, location
             )
-            for created in made.objects:
+            for created in tail_files.objects:
                 await self._create(topic, created)
-            own.tail = made.snapshot
+            own.tail = tail_files.snapshot
         return True
 
     async def _make(self, topic: Topic, table: Table, own: _TopicTable) -> None:

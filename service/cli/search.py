@@ -100,21 +100,21 @@ def search(
     with command_errors(default_store_hint(settings)):
         from tidelog.storage.store.blocking_store import OpenedStore
 
-        wanted = options.search(text)
+        record_search = options.search(text)
         form = LineForm("text", as_json, key_separator)
         printer = LinePrinter(form, "raw" if as_json else "escape")
         with OpenedStore(settings.store, settings.s3) as opened_store:
-            for match in matches(opened_store, topic, wanted):
+            for match in matches(opened_store, topic, record_search):
                 show(topic, match, printer)
 
 
-def matches(opened_store: "OpenedStore", topic: str, wanted: "Search") -> "Iterator[Match]":
+def matches(opened_store: "OpenedStore", topic: str, record_search: "Search") -> "Iterator[Match]":
     """Yield the records that are found, and show progress. Raises LogError."""
     from tidelog.storage.read.offline_log import open_snapshot
 
     snapshot = opened_store.run(open_snapshot(opened_store.store, SystemClock(), [topic]))
     parts = snapshot.topics[topic].partitions
-    for number in wanted.partitions:
+    for number in record_search.partitions:
         if number >= len(parts):
             raise UnknownPartition(topic, number, len(parts))
     rows = 0
@@ -126,7 +126,7 @@ def matches(opened_store: "OpenedStore", topic: str, wanted: "Search") -> "Itera
             rows += count
             progress.show(rows)
 
-        yield from wanted.run(opened_store, snapshot.topics[topic], on_rows)
+        yield from record_search.run(opened_store, snapshot.topics[topic], on_rows)
 
 
 def show(topic: str, match: "Match", printer: LinePrinter) -> None:

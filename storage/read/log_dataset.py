@@ -33,7 +33,7 @@ from tidelog.storage.read.plan import (
     segment_slices,
     tail_slices,
 )
-from tidelog.storage.read.pruning import Condition, RecordBounds, columns_of
+from tidelog.storage.read.pruning import ArrowCondition, RecordBounds, columns_of
 from tidelog.storage.read.split_reader import MayMatch, read_split
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.blocking_store import OpenedStore
@@ -173,12 +173,14 @@ class LogDataset(ds.InMemoryDataset):
 
         The other options of pyarrow's scanners have no effect: they are about files and threads.
         """
-        wanted = self._columns if columns is None else columns
+        columns_to_read = self._columns if columns is None else columns
         where = _both(self._where, filter)
-        condition = None if where is None else Condition(where, TABLE_SCHEMA)
-        names = _sources(wanted) | (frozenset() if condition is None else condition.columns)
+        condition = None if where is None else ArrowCondition(where, TABLE_SCHEMA)
+        names = _sources(columns_to_read) | (
+            frozenset() if condition is None else condition.columns
+        )
         schema = pa.schema([field for field in TABLE_SCHEMA if field.name in names])
-        return LogScanner(schema, self._batches(schema, condition), wanted, where)
+        return LogScanner(schema, self._batches(schema, condition), columns_to_read, where)
 
     def count_rows(self, filter: pc.Expression | None = None, **_: Any) -> int:  # type: ignore[override]
         """Return the number of records that match, from the manifest where it knows them."""
@@ -199,7 +201,9 @@ class LogDataset(ds.InMemoryDataset):
             max(part.high_watermark - part.log_start_offset, 0) for part in self._topic.partitions
         )
 
-    def _batches(self, schema: pa.Schema, condition: Condition | None) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, schema: pa.Schema, condition: ArrowCondition | None
+    ) -> Iterator[pa.RecordBatch]:
         topic = self._topic if condition is None else condition.pruned(self._topic)
         if POSITION_COLUMNS.issuperset(schema.names):
             for part in topic.partitions:
@@ -348,7 +352,7 @@ def _uncounted(topic: TopicSnapshot) -> TopicSnapshot:
     )
 
 
-def _may_match(condition: Condition | None) -> MayMatch:
+def _may_match(condition: ArrowCondition | None) -> MayMatch:
     if condition is None:
         return lambda _, __: True
     return lambda partition, group: bool(

@@ -63,7 +63,7 @@ class RecordBounds(NamedTuple):
         )
 
 
-class Condition:
+class ArrowCondition:
     """A condition on the records of a table, and the columns that it reads."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema) -> None:
