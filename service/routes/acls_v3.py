@@ -162,7 +162,7 @@ DeletionFilter = Annotated[AclFilter, Depends(deletion_filter)]
 
 async def list_acls(
     _: RequiredSecurity,
-    wanted: SearchFilter,
+    acl_filter: SearchFilter,
     operations: BrokerOperations,
     rights: Rights,
     make: Resources,
@@ -170,7 +170,7 @@ async def list_acls(
 ) -> AclList:
     """The ACLs that match a filter. If security is off, the response is 400/40002."""
     start_key = page.position(*[str] * len(Acl.__struct_fields__))
-    keys = await _in_order(await operations.access.acls(rights, wanted), start_key)
+    keys = await _in_order(await operations.access.acls(rights, acl_filter), start_key)
     shell = AclList(metadata=make.listed("acls"), data=[])
     response: AclList = await answer_page(page, shell, keys, lambda key: _resource(make, key))
     return response
@@ -199,7 +199,7 @@ async def create_acls(
 
 async def delete_acls(
     _: RequiredSecurity,
-    wanted: DeletionFilter,
+    acl_filter: DeletionFilter,
     operations: BrokerOperations,
     change: CallerChange,
     make: Resources,
@@ -209,7 +209,7 @@ async def delete_acls(
     `resource_type`, `pattern_type`, `operation` and `permission` are required: without one of them,
     the response is 400. Each may be ANY.
     """
-    keys = await _in_order(await operations.access.delete_acls(change, wanted))
+    keys = await _in_order(await operations.access.delete_acls(change, acl_filter))
     deleted: DeletedAcls = await answer_page(
         WHOLE, DeletedAcls(data=[]), keys, lambda key: _resource(make, key)
     )

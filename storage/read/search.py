@@ -76,7 +76,7 @@ class Needle(NamedTuple):
         headers = pc.list_flatten(column)
         for field in ("key", "value"):
             has_text[parents[self._in(pc.struct_field(headers, field))]] = True
-        return found
+        return has_text
 
 
 def _with_text(column: Any, text: bytes) -> np.ndarray:
@@ -101,7 +101,7 @@ def _with_text(column: Any, text: bytes) -> np.ndarray:
             position = octets.find(text, position + 1)
     if column.null_count:
         has_text &= column.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    return has_text
 
 
 class Match:
