@@ -38,6 +38,7 @@ COLLECTION = Term("collection of garbage", "retention_check_interval_ms")
 COMPACTION = Term("compaction")
 MERGES = Term("merges of small segments", "merge_after_ms")
 READS = Term("reads of tables")
+ICEBERG = Term("loads of Iceberg tables", "iceberg_refresh_ms")
 RESULTS = Term("results of maintenance")
 OTHER = Term("other")
 
@@ -56,6 +57,7 @@ _BY_WRITTEN_KIND = {
     "data": UPLOADS,
     "checkpoints": CHECKPOINTS,
     "brokers": LIVENESS,
+    "iceberg": ICEBERG,
 }
 _BY_READ_KIND = {
     "wal": ENDS,
@@ -64,6 +66,7 @@ _BY_READ_KIND = {
     "segment": READS,
     "table log": READS,
     "maintenance": RESULTS,
+    "iceberg": ICEBERG,
 }
 
 

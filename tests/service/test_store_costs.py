@@ -36,6 +36,8 @@ TERMS = [term for term in vars(store_costs).values() if isinstance(term, Term)]
         ("put", "segment", "seal", store_costs.SEALS),
         ("get", "table log", "retention", store_costs.RETENTION),
         ("get", "table log", "request", store_costs.READS),
+        ("create", "iceberg", "request", store_costs.ICEBERG),
+        ("create", "segment", "merging", store_costs.MERGES),
         ("list", "data", "collection", store_costs.COLLECTION),
         ("get", "cluster", "request", store_costs.OTHER),
     ],
