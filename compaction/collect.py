@@ -353,7 +353,7 @@ class _GarbageSearch:
             return []
         named: set[str] = set()
         try:
-            for key in garbage.newest_iceberg_lists(*rules):
+            for key in garbage.iceberg_lists_to_obey(*rules, self.now_ms):
                 history, _ = iceberg.history_of(await self._cluster.store.get(key), key)
                 named |= iceberg.named_objects(history)
         except (ObjectNotFound, Corrupt) as error:

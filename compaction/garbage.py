@@ -182,13 +182,26 @@ def unnamed(
             yield info
 
 
-def newest_iceberg_lists(infos: Iterable[ObjectInfo], prefix: str) -> list[str]:
-    """Return the keys of the manifest lists of the newest version that has one."""
-    lists = [
-        (name.version, key) for key, name in _iceberg_names(infos, prefix).items() if name.is_list
-    ]
-    newest = max((version for version, _ in lists), default=-1)
-    return [key for version, key in lists if version == newest]
+def iceberg_lists_to_obey(infos: Sequence[ObjectInfo], prefix: str, now_ms: int) -> list[str]:
+    """Return the keys of the manifest lists whose history is needed.
+
+    They are those of the newest version that has one, and of the newest version whose list is old
+    enough for collection: a client may have loaded what only this one names until lately.
+    """
+    lists = {
+        key: name.version for key, name in _iceberg_names(infos, prefix).items() if name.is_list
+    }
+    needed = max(lists.values(), default=-1), _obeyed_version(infos, prefix, now_ms)
+    return [key for key, version in lists.items() if version in needed]
+
+
+def _obeyed_version(infos: Sequence[ObjectInfo], prefix: str, now_ms: int) -> int:
+    """Return the newest version with a manifest list of UNNAMED_MS_MIN or older; -1 if none."""
+    old_keys = {info.key for info in infos if _is_old(info, now_ms, UNNAMED_MS_MIN)}
+    names = _iceberg_names(infos, prefix).items()
+    return max(
+        (name.version for key, name in names if name.is_list and key in old_keys), default=-1
+    )
 
 
 def of_iceberg(
@@ -196,12 +209,13 @@ def of_iceberg(
 ) -> Iterator[Garbage]:
     """Find objects of Iceberg that the newest snapshots of a topic do not need.
 
-    `named` are the names of the objects that the newest manifest lists name. An object of the
-    newest version or a later one stays, because a snapshot that names it may be on its way. Objects
-    of a tail have half a day after the last load that names them.
+    `named` are the names of the objects that the manifest lists to obey name. An object of the
+    version that has been listed for UNNAMED_MS_MIN, or of a later one, stays: a client may have
+    loaded it lately, or a snapshot that names it may be on its way. Objects of a tail have half a
+    day after the last load that names them.
     """
     names = _iceberg_names(infos, prefix)
-    newest = max((name.version for name in names.values() if name.is_list), default=-1)
+    newest = _obeyed_version(infos, prefix, now_ms)
     folder = iceberg.folder(prefix)
     for info in infos:
         if is_tail_object(info.key.removeprefix(f"{prefix}/")):

@@ -145,7 +145,7 @@ class IcebergTables:
         if len(files.path):
             commits = await self._commits(table, view, 1)
             step = _newest_step(view, files, commits)
-            name = await asyncio.to_thread(iceberg.list_name, view.version, files)
+            name = await self._list_name(topic, view.version, files)
             history = [iceberg.unwritten(step, name)]
             _keep_planned(own, view.version + 1, files)
         self._forget_oldest()
@@ -160,6 +160,7 @@ class IcebergTables:
         more, return None. Raises InvalidRequest for an expression of too many levels.
         """
         files, snapshot_id = await self._planned_files(topic, snapshot_id)
+        self._forget_oldest()
         if files is None:
             return None
         is_needed = await asyncio.to_thread(matching, expression, files)
@@ -216,6 +217,9 @@ class IcebergTables:
             return f"{store.url}{topic.prefix}"
         uri = cast("DeltaStore", store).table_uri(topic.prefix)
         return f"file://{uri}" if uri.startswith("/") else uri
+
+    async def _list_name(self, topic: Topic, version: int, files: SegmentColumns) -> str:
+        return await asyncio.to_thread(iceberg.list_name, version, files, self._location(topic))
 
     def _loaded(
         self,
@@ -307,7 +311,7 @@ class IcebergTables:
         """Make the snapshots up to the loaded version, unless they are there."""
         view = await table.newest()
         files = await self._served(topic, table, view)
-        name = await asyncio.to_thread(iceberg.list_name, view.version, files)
+        name = await self._list_name(topic, view.version, files)
         newest = own.history[-1] if own.history else None
         if newest is not None and newest.name == name:
             return
@@ -316,7 +320,7 @@ class IcebergTables:
             await table.refresh()
             view = await table.newest()
             files = await self._served(topic, table, view)
-            name = await asyncio.to_thread(iceberg.list_name, view.version, files)
+            name = await self._list_name(topic, view.version, files)
         if name in listed.get(view.version, ()):
             own.history, own.rows = await self._read_list(topic, name)
             own.chain, own.ends = None, _ends_of(files)

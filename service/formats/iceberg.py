@@ -20,6 +20,10 @@ TOKEN_CHARS_MAX = 1_024
 Expression = Any
 
 
+FILTER_BYTES_MAX = 32 * 1024
+"""Upper bound of a plan's filter: it is in the plan's next task, too."""
+
+
 class PlanRequest(msgspec.Struct, rename="kebab"):
     """A request to plan a scan. Other fields do not change the files."""
 
@@ -60,6 +64,8 @@ def plan_request(body: bytes) -> PlanRequest:
         request = _plan.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is no plan request: {error}") from error
+    if len(msgspec.json.encode(request.filter)) > FILTER_BYTES_MAX:
+        raise InvalidRequest(f"the filter has more than {FILTER_BYTES_MAX} bytes")
     return request
 
 
@@ -76,8 +82,10 @@ def task_position(body: bytes) -> PlanPosition:
 
 
 def scan_tasks(planned: PlannedFiles, position: PlanPosition) -> dict[str, Any]:
-    """Return the tasks of one answer, and the plan's next task."""
-    residual = {} if position.filter is None else {"residual-filter": position.filter}
+    """Return the tasks of one answer, and the plan's next task.
+
+    A task has no residual filter: then the client applies the scan's own filter to its rows.
+    """
     tasks = [
         {
             "data-file": {
@@ -90,7 +98,6 @@ def scan_tasks(planned: PlannedFiles, position: PlanPosition) -> dict[str, Any]:
                 "record-count": file.rows,
             },
             "delete-file-references": [],
-            **residual,
         }
         for file in planned.files
     ]

@@ -179,9 +179,13 @@ def named_objects(history: Sequence[IcebergSnapshot]) -> set[str]:
     return {name for snapshot in history for name in (snapshot.name, *snapshot.manifests)}
 
 
-def list_name(version: int, files: SegmentColumns) -> str:
-    """Return the name of the manifest list of a version with these files."""
-    digest = hashlib.blake2b(digest_size=8)
+def list_name(version: int, files: SegmentColumns, location: str) -> str:
+    """Return the name of the manifest list of a version with these files.
+
+    Its rows name the files by URI, so a copy of the store has other lists: `location` is the URI of
+    the topic's folder.
+    """
+    digest = hashlib.blake2b(f"{location}\n".encode(), digest_size=8)
     paths: list[Any] = files.path.to_pylist()
     for path in sorted(paths):
         digest.update(f"{path}\n".encode())
@@ -294,7 +298,7 @@ def grow(chain: SnapshotChain, step: SnapshotStep, location: str) -> GrownChain:
     since_ms = 0 if parent is None else parent.timestamp_ms
     snapshot = IcebergSnapshot(
         snapshot_id,
-        list_name(step.version, step.files),
+        list_name(step.version, step.files, location),
         max(step.timestamp_ms, since_ms),
         _summary(step, contents),
         [manifest.name for manifest in manifests],
@@ -385,7 +389,7 @@ def _listed(
 ) -> Sequence[IcebergSnapshot]:
     """Return the snapshots before a new one that it lists."""
     oldest_ms = snapshot.timestamp_ms - SNAPSHOT_MS_MAX
-    listed = [older for older in history if older.timestamp_ms >= oldest_ms]
+    listed = [older for older in history if older.timestamp_ms >= oldest_ms or older is history[-1]]
     return listed[-(SNAPSHOTS_MAX - 1) :]
 
 

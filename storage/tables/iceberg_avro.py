@@ -316,10 +316,13 @@ def read_manifest(body: bytes, name: str, location: str) -> EntryColumns:
             continue
         snapshot_ids.append(record["snapshot_id"])
         data = record["data_file"]
+        path = data["file_path"].removeprefix(f"{location}/")
+        if path == data["file_path"]:
+            raise Corrupt(name, f"names {path}, which is not below {location}")
         low, high = (_bounds(data[kind]) for kind in ("lower_bounds", "upper_bounds"))
         files.append(
             SegmentFile(
-                data["file_path"].removeprefix(f"{location}/"),
+                path,
                 data["partition"]["partition"],
                 low[0],
                 high[0] + 1,

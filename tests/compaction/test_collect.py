@@ -819,6 +819,26 @@ async def test_scrub_passes_over_manifests(inner: MemoryStore) -> None:
         assert report.findings == []
 
 
+async def test_iceberg_snapshot_that_a_client_has_just_loaded_stays(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if so many snapshots follow at once that the newest history does not name it."""
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", 3)
+    async with closing(await log_with(inner, SEGMENTS, settings=EAGER)) as log:
+        await load_iceberg(log)
+        inner.now_ms += 2 * DAY_MS
+        named = await load_iceberg(log)
+        for value in "hijk":
+            await append(log, value)
+            await log.records.seal("t")
+            await load_iceberg(log)
+        await run_once(inner)
+        assert named <= await iceberg_names(inner)
+        inner.now_ms += 2 * DAY_MS
+        await run_once(inner)
+        assert not named <= await iceberg_names(inner)
+
+
 async def test_tail_of_iceberg_is_collected_day_later(inner: MemoryStore) -> None:
     settings = MANUAL._replace(iceberg=IcebergSettings(refresh_s=0, has_tail=True))
     async with closing(await log_with(inner, SEGMENTS, settings=settings)) as log:
