@@ -292,7 +292,7 @@ class ResourceFactory:
             partitions=self.related(*path, "partitions"),
             configs=self.related(*path, "configs"),
             partition_reassignments=self.related(*path, "partitions", "-", "reassignment"),
-            table_uri=table_uri,
+            table_uri=table_uri or None,
         )
 
     def partition(self, topic: str, number: int) -> PartitionData:

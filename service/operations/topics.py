@@ -91,10 +91,13 @@ class TopicOperations:
         """Return a topic, or None if there is none or the caller may not describe it."""
         return shown_topic(rights, self._broker.state.topics.get(name))
 
-    def table_uri(self, name: str) -> str | None:
-        """Return the URI of a topic's table, or None without a topic or a URI."""
-        topic = self._broker.state.topics.get(name)
-        return None if topic is None else self._broker.topics.table_uri(topic)
+    def table_uri(self, rights: CallerRights, name: str) -> str | None:
+        """Return the URI of a topic's table; empty if the store has none.
+
+        Return None if there is no topic, or the caller may not describe it.
+        """
+        topic = self.shown(rights, name)
+        return None if topic is None else self._broker.topics.table_uri(topic) or ""
 
     async def all_shown(self, rights: CallerRights) -> list[Topic]:
         """Return all topics that the caller may describe."""

@@ -112,7 +112,7 @@ async def list_topics(
         topic = operations.topics.shown(rights, name)
         if topic is None:
             return None
-        data = make.topic(name, len(topic.partitions), operations.topics.table_uri(name))
+        data = make.topic(name, len(topic.partitions), operations.topics.table_uri(rights, name))
         if include_authorized_operations:
             data.authorized_operations = allowed_operations(rights, TOPIC, name)
         return data
@@ -142,7 +142,7 @@ async def create_topic(
     partitions = await operations.topics.create(
         change, body.topic_name, lambda: topic, validate_only=body.validate_only
     )
-    uri = operations.topics.table_uri(body.topic_name)
+    uri = operations.topics.table_uri(change.rights, body.topic_name)
     data = make.topic(body.topic_name, partitions, uri)
     if body.validate_only:
         response.status_code = 200
@@ -159,7 +159,7 @@ async def get_topic(
 ) -> TopicData:
     """A topic."""
     name = context.topic.name
-    uri = operations.topics.table_uri(name)
+    uri = operations.topics.table_uri(rights, name)
     topic = context.make.topic(name, len(context.topic.partitions), uri)
     if include_authorized_operations:
         topic.authorized_operations = allowed_operations(rights, TOPIC, name)
@@ -180,7 +180,7 @@ async def add_partitions(
     count = body.partitions_count
     with hosted_topic():
         await operations.topics.add_partitions(change, topic_name, count)
-    return make.topic(topic_name, count, operations.topics.table_uri(topic_name))
+    return make.topic(topic_name, count, operations.topics.table_uri(change.rights, topic_name))
 
 
 async def delete_topic(

@@ -264,6 +264,7 @@ ON_STORE = (
     *("retain", "compact", "collect", "maintain", "scrub", "repair", "upgrade", "bounds"),
     *("delete-records t 0:1", "replay t --to {folder}/out", "backup {folder}/backups"),
     "restore {folder}/backups",
+    *("query VALUES(1)", "search t x"),
 )
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.support.broker import Broker
+from tests.support.broker import Broker, until
 from tests.ui.conftest import HOSTILE, HOSTILE_GROUP, JSON, Console
 
 pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(90)]
@@ -266,13 +266,11 @@ def test_the_api_reference_is_the_brokers_own(console: Console, broker: Broker) 
     count = sum(len(item) for item in said["paths"].values())
     page.get_by_label("Search the API").fill("")
     operations = page.locator("details.operation")
-    page.wait_for_function(f"document.querySelectorAll('details.operation').length === {count}")
+    until(lambda: operations.count() == count)
     page.evaluate(
         "document.querySelectorAll('details.operation').forEach((one) => one.open = true)"
     )
-    page.wait_for_function(
-        f"document.querySelectorAll('.operation-body .answer').length >= {count}"
-    )
+    until(lambda: page.locator(".operation-body .answer").count() >= count)
     assert operations.count() == count
     console.check()
 

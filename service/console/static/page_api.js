@@ -5,7 +5,7 @@ import { html, useState } from "./vendor/htm-preact.js";
 import { get } from "./api.js";
 import { Badge, Card, Empty, Loaded, usePoll } from "./parts.js";
 
-const METHODS = ["get", "post", "put", "patch", "delete"];
+const METHODS = ["get", "head", "post", "put", "patch", "delete"];
 const DEPTH_MAX = 6;
 
 export function Api({ query }) {

@@ -191,6 +191,11 @@ OPERATIONS = {
         topic_rights(DESCRIBE),
         denied=None,
     ),
+    "topics.table_uri": reading(
+        lambda ops, change, _: ops.topics.table_uri(change.rights, "t"),
+        topic_rights(DESCRIBE),
+        denied=None,
+    ),
     "topics.all_shown": reading(
         lambda ops, change, _: ops.topics.all_shown(change.rights),
         topic_rights(DESCRIBE),
