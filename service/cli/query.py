@@ -214,11 +214,7 @@ class Tables:
 
     @property
     def rows_max(self) -> int:
-        return sum(
-            part.high_watermark - part.log_start_offset
-            for topic in self._topics.values()
-            for part in topic.partitions
-        )
+        return sum(topic.rows_max for topic in self._topics.values())
 
     def register_in(self, connection: "duckdb.DuckDBPyConnection", progress: SlowProgress) -> None:
         from tidelog.storage.read.log_dataset import ALL, SEALED, TAIL

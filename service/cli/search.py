@@ -118,7 +118,7 @@ def matches(opened_store: "OpenedStore", topic: str, record_search: "Search") ->
         if number >= len(parts):
             raise UnknownPartition(topic, number, len(parts))
     rows = 0
-    total = sum(part.high_watermark - part.log_start_offset for part in parts)
+    total = snapshot.topics[topic].rows_max
     with SlowProgress(f"searching {topic}", total) as progress:
 
         def on_rows(count: int) -> None:

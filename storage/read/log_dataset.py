@@ -23,8 +23,9 @@ from tidelog.storage.codec.record_columns import joined
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.log_snapshot import LogSnapshot, PartitionSnapshot, TopicSnapshot
-from tidelog.storage.read.offline_log import OfflineLog
+from tidelog.storage.read.offline_log import open_snapshot
 from tidelog.storage.read.plan import (
+    NO_FILTER,
     OffsetRange,
     SegmentRange,
     Slice,
@@ -33,8 +34,8 @@ from tidelog.storage.read.plan import (
     segment_slices,
     tail_slices,
 )
-from tidelog.storage.read.pruning import ArrowCondition, RecordBounds, columns_of
-from tidelog.storage.read.split_reader import MayMatch, read_split
+from tidelog.storage.read.pruning import ArrowCondition, columns_of
+from tidelog.storage.read.split_reader import read_split
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.blocking_store import OpenedStore
 from tidelog.storage.store.s3_options import S3Options
@@ -95,14 +96,9 @@ def read(
     """
     s3 = S3Options(endpoint_url=endpoint, region=region, path_style=path_style)
     with OpenedStore(store, s3) as opened_store:
-        view = opened_store.run(OfflineLog.open(opened_store.store, SystemClock()))
-        try:
-            if as_of is None:
-                snapshot = opened_store.run(view.snapshot([topic]))
-            else:
-                snapshot = opened_store.run(view.snapshot_at([topic], _ms(as_of)))
-        finally:
-            opened_store.run(view.close())
+        at_ms = None if as_of is None else _ms(as_of)
+        taking = open_snapshot(opened_store.store, SystemClock(), [topic], at_ms)
+        snapshot = opened_store.run(taking)
     dataset = LogDataset(snapshot.topics[topic], lambda: OpenedStore(store, s3))
     return dataset.narrowed(columns, where)
 
@@ -194,13 +190,6 @@ class LogDataset(ds.InMemoryDataset):
         reader: Any = self.to_reader()
         return reader.__arrow_c_stream__(requested_schema)
 
-    @property
-    def rows_max(self) -> int:
-        """At most so many records are in the dataset, by its offsets."""
-        return sum(
-            max(part.high_watermark - part.log_start_offset, 0) for part in self._topic.partitions
-        )
-
     def _batches(
         self, schema: pa.Schema, condition: ArrowCondition | None
     ) -> Iterator[pa.RecordBatch]:
@@ -214,7 +203,7 @@ class LogDataset(ds.InMemoryDataset):
         if tail or sealed:
             with self._open_store() as opened_store:
                 read_batches = read_split(
-                    opened_store, Split([*tail, *sealed]), stored, may_match=_may_match(condition)
+                    opened_store, Split([*tail, *sealed]), stored, condition or NO_FILTER
                 )
                 with contextlib.closing(read_batches):
                     yield from self._counted(
@@ -349,14 +338,6 @@ def _uncounted(topic: TopicSnapshot) -> TopicSnapshot:
             part._replace(segments=[file for file in part.segments if not _is_dense(file)], tail=[])
             for part in topic.partitions
         ]
-    )
-
-
-def _may_match(condition: ArrowCondition | None) -> MayMatch:
-    if condition is None:
-        return lambda _, __: True
-    return lambda partition, group: bool(
-        condition.matching(partition, [group], RecordBounds.of_group)
     )
 
 

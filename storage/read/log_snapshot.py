@@ -34,6 +34,11 @@ class TopicSnapshot(NamedTuple):
     is_log_append_time: bool
     partitions: Sequence[PartitionSnapshot]
 
+    @property
+    def rows_max(self) -> int:
+        """At most so many records are in the topic, by its offsets."""
+        return sum(max(part.high_watermark - part.log_start_offset, 0) for part in self.partitions)
+
 
 class LogSnapshot(NamedTuple):
     """Topics by name, after WAL entry `seq`."""

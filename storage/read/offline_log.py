@@ -49,14 +49,16 @@ _READING = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
 """A reader writes no checkpoints."""
 
 
-async def open_snapshot(store: ObjectStore, clock: Clock, topics: Topics) -> LogSnapshot:
-    """Take a snapshot of the log now.
+async def open_snapshot(
+    store: ObjectStore, clock: Clock, topics: Topics, at_ms: int | None = None
+) -> LogSnapshot:
+    """Take a snapshot of the log now, or as of a time (`OfflineLog.snapshot_at`).
 
     Raises UnknownTopic, Corrupt, Unavailable. If the store has no cluster, raises StoreUnfit.
     """
     view = await OfflineLog.open(store, clock)
     try:
-        return await view.snapshot(topics)
+        return await (view.snapshot(topics) if at_ms is None else view.snapshot_at(topics, at_ms))
     finally:
         await view.close()
 

@@ -65,7 +65,7 @@ class ReadFilter(NamedTuple):
         return offset_range._replace(start=start, end=end) if start < end else None
 
     def may_match(self, extent: "Extent") -> bool:
-        """Return whether an object of this extent may have a record that matches."""
+        """Return whether a record of this extent may match."""
         return (
             (self.partitions is None or extent.partition in self.partitions)
             and extent.start <= self.offset_max
@@ -101,7 +101,10 @@ NO_FILTER = ReadFilter()
 
 
 class Extent(NamedTuple):
-    """The bounds of the records [start, end) of an object, by the manifest or the WAL."""
+    """The bounds of some records [start, end) of a partition; times are ms, inclusive.
+
+    The records are those of an object, by the manifest or the WAL, or those of a row group.
+    """
 
     partition: int
     start: int
@@ -109,12 +112,23 @@ class Extent(NamedTuple):
     timestamp_min: int
     timestamp_max: int
 
+    @classmethod
+    def around(cls, extents: Sequence["Extent"]) -> "Extent":
+        """Return the bounds of all records of these extents of one partition."""
+        return cls(
+            extents[0].partition,
+            min(extent.start for extent in extents),
+            max(extent.end for extent in extents),
+            min(extent.timestamp_min for extent in extents),
+            max(extent.timestamp_max for extent in extents),
+        )
+
 
 class Condition(Protocol):
     """A condition on records, with the question that a plan asks about objects."""
 
     def may_match(self, extent: Extent) -> bool:
-        """Return whether an object of this extent may have a record that matches."""
+        """Return whether a record of this extent may match."""
 
 
 class AnyOf(NamedTuple):

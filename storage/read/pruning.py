@@ -8,8 +8,8 @@ An expression of bounds costs 50 microseconds. So neighbours share one, in block
 block in which a record can match get expressions of their own.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,11 +17,8 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from tidelog.storage.codec.record_columns import TIMESTAMP_TYPE, US_PER_MS
-from tidelog.storage.codec.segment import RowGroup
-from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.log_snapshot import PartitionSnapshot, TopicSnapshot
-from tidelog.storage.read.plan import times_of
-from tidelog.storage.state.partition import TailChunk
+from tidelog.storage.read.plan import Extent, times_of
 
 Part = TypeVar("Part")
 
@@ -29,38 +26,6 @@ BLOCK_PARTS = 32
 """Neighbours that share an expression of bounds. The square root of some thousand."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _FORMAT, _FILES = ds.ParquetFileFormat(), fs.LocalFileSystem()
-
-
-class RecordBounds(NamedTuple):
-    """RecordBounds of some records of one partition, all inclusive; times are ms."""
-
-    offset_min: int
-    offset_max: int
-    timestamp_min: int
-    timestamp_max: int
-
-    @classmethod
-    def of_segment(cls, file: SegmentFile) -> "RecordBounds":
-        return cls(file.base_offset, file.end_offset - 1, file.timestamp_min, file.timestamp_max)
-
-    @classmethod
-    def of_chunk(cls, chunk: TailChunk) -> "RecordBounds":
-        return cls(chunk.base_offset, chunk.end_offset - 1, *times_of(chunk))
-
-    @classmethod
-    def of_group(cls, group: RowGroup) -> "RecordBounds":
-        return cls(
-            group.base_offset, group.end_offset - 1, group.timestamp_min, group.timestamp_max
-        )
-
-    @classmethod
-    def around(cls, parts: Sequence["RecordBounds"]) -> "RecordBounds":
-        return cls(
-            min(part.offset_min for part in parts),
-            max(part.offset_max for part in parts),
-            min(part.timestamp_min for part in parts),
-            max(part.timestamp_max for part in parts),
-        )
 
 
 class ArrowCondition:
@@ -72,23 +37,22 @@ class ArrowCondition:
         self.columns = columns_of(schema, expression)
         self._is_bounded = not self.columns.isdisjoint({"partition", "offset", "timestamp"})
 
-    def matching(
-        self, partition: int, parts: Sequence[Part], bounds_of: Callable[[Part], RecordBounds]
-    ) -> Sequence[Part]:
-        """Return the parts of a partition in which a record can match."""
+    def may_match(self, extent: Extent) -> bool:
+        """Return whether a record of this extent may match."""
+        return not self._is_bounded or bool(self._indexes([extent]))
+
+    def _matching(self, parts: Sequence[Part], extents: Sequence[Extent]) -> Sequence[Part]:
+        """Return the parts of a partition in which a record can match; each has its extent."""
         if not self._is_bounded or not parts:
             return parts
-        bounds = [bounds_of(part) for part in parts]
         blocks = [
             range(first, min(first + BLOCK_PARTS, len(parts)))
             for first in range(0, len(parts), BLOCK_PARTS)
         ]
-        wide = [RecordBounds.around([bounds[index] for index in block]) for block in blocks]
-        indexes = [
-            index for position in self._indexes(partition, wide) for index in blocks[position]
-        ]
-        if len(parts) > BLOCK_PARTS or len(blocks) < len(parts):
-            near = self._indexes(partition, [bounds[index] for index in indexes])
+        wide = [Extent.around([extents[index] for index in block]) for block in blocks]
+        indexes = [index for position in self._indexes(wide) for index in blocks[position]]
+        if len(blocks) < len(parts):
+            near = self._indexes([extents[index] for index in indexes])
             indexes = [indexes[position] for position in near]
         return [parts[index] for index in indexes]
 
@@ -97,34 +61,44 @@ class ArrowCondition:
         return topic._replace(partitions=[self._pruned(part) for part in topic.partitions])
 
     def _pruned(self, part: PartitionSnapshot) -> PartitionSnapshot:
+        number = part.number
+        segments = [
+            Extent(
+                number, file.base_offset, file.end_offset, file.timestamp_min, file.timestamp_max
+            )
+            for file in part.segments
+        ]
+        tail = [
+            Extent(number, chunk.base_offset, chunk.end_offset, *times_of(chunk))
+            for chunk in part.tail
+        ]
         return part._replace(
-            segments=self.matching(part.number, part.segments, RecordBounds.of_segment),
-            tail=self.matching(part.number, part.tail, RecordBounds.of_chunk),
+            segments=self._matching(part.segments, segments), tail=self._matching(part.tail, tail)
         )
 
-    def _indexes(self, partition: int, bounds: Sequence[RecordBounds]) -> list[int]:
-        """Return the indexes of the bounds within which a record can match.
+    def _indexes(self, extents: Sequence[Extent]) -> list[int]:
+        """Return the indexes of the extents in which a record can match.
 
         Arrow prunes the files of a dataset. These have no bytes, and are never opened.
         """
         fragments = [
-            _FORMAT.make_fragment(str(index), _FILES, self._guarantee(partition, part))
-            for index, part in enumerate(bounds)
+            _FORMAT.make_fragment(str(index), _FILES, self._guarantee(extent))
+            for index, extent in enumerate(extents)
         ]
         if not fragments:
             return []
         files = ds.FileSystemDataset(fragments, self._schema, _FORMAT, _FILES)
         return [int(fragment.path) for fragment in files.get_fragments(self.expression)]
 
-    def _guarantee(self, partition: int, bounds: RecordBounds) -> pc.Expression:
-        """Return what holds for all records within the bounds, of the columns that are read."""
-        facts = [pc.field("partition") == pa.scalar(partition, pa.int32())]
+    def _guarantee(self, extent: Extent) -> pc.Expression:
+        """Return what holds for all records of an extent, of the columns that are read."""
+        facts = [pc.field("partition") == pa.scalar(extent.partition, pa.int32())]
         if "offset" in self.columns:
-            facts.append(pc.field("offset") >= bounds.offset_min)
-            facts.append(pc.field("offset") <= bounds.offset_max)
+            facts.append(pc.field("offset") >= extent.start)
+            facts.append(pc.field("offset") <= extent.end - 1)
         if "timestamp" in self.columns:
-            first_us = bounds.timestamp_min * US_PER_MS
-            last_us = bounds.timestamp_max * US_PER_MS + US_PER_MS - 1
+            first_us = extent.timestamp_min * US_PER_MS
+            last_us = extent.timestamp_max * US_PER_MS + US_PER_MS - 1
             if first_us >= _INT64_MIN:
                 facts.append(pc.field("timestamp") >= pa.scalar(first_us, TIMESTAMP_TYPE))
             if last_us <= _INT64_MAX:

@@ -6,7 +6,7 @@ the read raises Unavailable.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -16,7 +16,15 @@ from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.segment import RowGroup
 from tidelog.storage.core.errors import ObjectNotFound, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.read.plan import NO_FILTER, ReadFilter, SegmentRange, Slice, Split, TailRange
+from tidelog.storage.read.plan import (
+    NO_FILTER,
+    Condition,
+    Extent,
+    SegmentRange,
+    Slice,
+    Split,
+    TailRange,
+)
 from tidelog.storage.read.segment_reader import (
     FetchedGroups,
     SegmentReader,
@@ -58,8 +66,6 @@ class FetchedTail(NamedTuple):
         yield chunks.with_offsets(rows, tail_range.start).select(list(columns))
 
 
-MayMatch: TypeAlias = Callable[[int, RowGroup], bool]
-"""Whether a record of a partition's row group can match a condition."""
 Fetched: TypeAlias = FetchedGroups | FetchedTail
 
 
@@ -74,20 +80,14 @@ class SliceReader:
         self._segments = SegmentReader(source_of(store))
         self._chunks = StoreRanges(store)
 
-    async def fetch(
-        self,
-        record_slice: Slice,
-        read_filter: ReadFilter = NO_FILTER,
-        may_match: MayMatch = lambda _, __: True,
-    ) -> Fetched:
-        """Fetch a slice.
-
-        Skip row groups in which no record can match `read_filter`, or of which `may_match` says so.
-        """
+    async def fetch(self, record_slice: Slice, condition: Condition = NO_FILTER) -> Fetched:
+        """Fetch a slice. Skip row groups in which no record can match the condition."""
 
         def is_needed(group: RowGroup) -> bool:
-            is_in_time = read_filter.overlaps(group.timestamp_min, group.timestamp_max)
-            return is_in_time and may_match(record_slice.partition, group)
+            times_ms = group.timestamp_min, group.timestamp_max
+            return condition.may_match(
+                Extent(record_slice.partition, group.base_offset, group.end_offset, *times_ms)
+            )
 
         with gone_is_unavailable():
             if isinstance(record_slice, SegmentRange):
@@ -117,8 +117,7 @@ def read_split(
     opened_store: OpenedStore,
     split: Split,
     columns: Sequence[str],
-    read_filter: ReadFilter = NO_FILTER,
-    may_match: MayMatch = lambda _, __: True,
+    condition: Condition = NO_FILTER,
 ) -> Generator[tuple[Slice, pa.RecordBatch]]:
     """Yield the records of a split in order, in batches: (slice, batch).
 
@@ -128,9 +127,7 @@ def read_split(
     reader = SliceReader(opened_store.store)
     ahead = started_ahead(
         split.slices,
-        lambda record_slice: opened_store.submit(
-            reader.fetch(record_slice, read_filter, may_match)
-        ),
+        lambda record_slice: opened_store.submit(reader.fetch(record_slice, condition)),
         attrgetter("cost"),
         items_max=AHEAD_SLICES,
         bytes_max=AHEAD_BYTES,
