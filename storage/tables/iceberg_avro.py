@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import fastavro
 import numpy as np
 
+from tidelog.storage.codec.record_columns import US_PER_MS
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.tables.manifest import SegmentColumns
@@ -101,7 +102,6 @@ SEALED = PartitionSpec(
 UNPARTITIONED = PartitionSpec(1, [])
 """Of a tail's file, which has the records of all partitions."""
 
-_US_PER_MS = 1000
 _INT64_MAX = 2**63 - 1
 _long = struct.Struct("<q").pack
 _int = struct.Struct("<i").pack
@@ -328,8 +328,8 @@ def read_manifest(body: bytes, name: str, location: str) -> EntryColumns:
                 high[0] + 1,
                 data["file_size_in_bytes"],
                 data["record_count"],
-                low[1] // _US_PER_MS,
-                high[1] // _US_PER_MS,
+                low[1] // US_PER_MS,
+                high[1] // US_PER_MS,
             )
         )
     return EntryColumns.of(files, snapshot_ids)
@@ -353,8 +353,8 @@ def _entries(
         *columns, entries.snapshot_ids.tolist(), strict=True
     ):
         # A file whose commit names no timestamps has the widest bounds.
-        low_us = max(low_ms * _US_PER_MS, -_INT64_MAX)
-        high_us = min(high_ms * _US_PER_MS + _US_PER_MS - 1, _INT64_MAX)
+        low_us = max(low_ms * US_PER_MS, -_INT64_MAX)
+        high_us = min(high_ms * US_PER_MS + US_PER_MS - 1, _INT64_MAX)
         yield {
             "status": status,
             "snapshot_id": snapshot_id if status == DELETED else added_by,

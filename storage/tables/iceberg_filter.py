@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tidelog.storage.codec.record_columns import US_PER_MS
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.tables.manifest import SegmentColumns
 
 DEPTH_MAX = 100
 """Levels of an expression. Python's recursion ends at ten times as many."""
 _INT64_MAX = 2**63 - 1
-_US_PER_MS = 1000
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
@@ -54,12 +54,12 @@ def matching(expression: Expression, files: SegmentColumns) -> np.ndarray:
 
 
 def _microseconds(files: SegmentColumns) -> ColumnBounds:
-    most = _INT64_MAX // _US_PER_MS - 1
+    most = _INT64_MAX // US_PER_MS - 1
     low, high = (
-        np.clip(column, -most, most) * _US_PER_MS
+        np.clip(column, -most, most) * US_PER_MS
         for column in (files.timestamp_min, files.timestamp_max)
     )
-    return ColumnBounds(low, high + _US_PER_MS - 1)
+    return ColumnBounds(low, high + US_PER_MS - 1)
 
 
 def _matching(

@@ -23,11 +23,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.storage.codec.record_columns import US_PER_MS
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, LogError, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 
-_US_PER_MS = 1000
 _SEGMENT = r"^partition=(?P<partition>\d{1,9})/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
 """The form that `object_keys.parse_segment` parses. Arrow matches 20,000 paths in 8 ms without the
 GIL."""
@@ -285,8 +285,8 @@ class SegmentColumns(NamedTuple):
             _numbers(adds.column("size_bytes"), 0),
             _numbers(adds.column("num_records"), 0),
             # Missing if a timestamp has no ISO form: then the file may hold any timestamp.
-            _numbers(adds.column("min.timestamp"), -(2**63)) // _US_PER_MS,
-            _numbers(adds.column("max.timestamp"), 2**63 - 1) // _US_PER_MS,
+            _numbers(adds.column("min.timestamp"), -(2**63)) // US_PER_MS,
+            _numbers(adds.column("max.timestamp"), 2**63 - 1) // US_PER_MS,
             _numbers(adds.column("modification_time"), _UNKNOWN_MS),
         )
 
