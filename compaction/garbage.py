@@ -188,20 +188,10 @@ def iceberg_lists_to_obey(infos: Sequence[ObjectInfo], prefix: str, now_ms: int)
     They are those of the newest version that has one, and of the newest version whose list is old
     enough for collection: a client may have loaded what only this one names until lately.
     """
-    lists = {
-        key: name.version for key, name in _iceberg_names(infos, prefix).items() if name.is_list
-    }
-    needed = max(lists.values(), default=-1), _obeyed_version(infos, prefix, now_ms)
+    objects = _iceberg_objects(infos, prefix)
+    lists = {info.key: name.version for info, name in objects if name.is_list}
+    needed = max(lists.values(), default=-1), _obeyed_version(objects, now_ms)
     return [key for key, version in lists.items() if version in needed]
-
-
-def _obeyed_version(infos: Sequence[ObjectInfo], prefix: str, now_ms: int) -> int:
-    """Return the newest version with a manifest list of UNNAMED_MS_MIN or older; -1 if none."""
-    old_keys = {info.key for info in infos if _is_old(info, now_ms, UNNAMED_MS_MIN)}
-    names = _iceberg_names(infos, prefix).items()
-    return max(
-        (name.version for key, name in names if name.is_list and key in old_keys), default=-1
-    )
 
 
 def of_iceberg(
@@ -214,29 +204,43 @@ def of_iceberg(
     loaded it lately, or a snapshot that names it may be on its way. Objects of a tail have half a
     day after the last load that names them.
     """
-    names = _iceberg_names(infos, prefix)
-    newest = _obeyed_version(infos, prefix, now_ms)
     folder = iceberg.folder(prefix)
-    for info in infos:
-        if is_tail_object(info.key.removeprefix(f"{prefix}/")):
-            if _is_old(info, now_ms, UNNAMED_MS_MIN):
-                yield _garbage(info, "the Iceberg snapshot of a tail, a day later")
-            continue
-        name = names.get(info.key)
-        if name is None or name.version >= newest or info.key.removeprefix(folder) in named:
-            continue
-        if _is_old(info, now_ms, UNNAMED_MS_MIN):
+    objects = _iceberg_objects(infos, prefix)
+    obeyed = _obeyed_version(objects, now_ms)
+    for info, name in objects:
+        is_needed = name.version >= obeyed or info.key.removeprefix(folder) in named
+        if not is_needed and _is_old(info, now_ms, UNNAMED_MS_MIN):
             yield _garbage(info, "no recent Iceberg snapshot names it")
+    for info in infos:
+        is_of_tail = is_tail_object(info.key.removeprefix(f"{prefix}/"))
+        if is_of_tail and _is_old(info, now_ms, UNNAMED_MS_MIN):
+            yield _garbage(info, "the Iceberg snapshot of a tail, a day later")
 
 
-def _iceberg_names(infos: Iterable[ObjectInfo], prefix: str) -> dict[str, iceberg.ObjectName]:
+_IcebergObject = tuple[ObjectInfo, iceberg.ObjectName]
+
+
+def _obeyed_version(objects: Iterable[_IcebergObject], now_ms: int) -> int:
+    """Return the newest version with a manifest list of UNNAMED_MS_MIN or older; -1 if none."""
+    return max(
+        (
+            name.version
+            for info, name in objects
+            if name.is_list and _is_old(info, now_ms, UNNAMED_MS_MIN)
+        ),
+        default=-1,
+    )
+
+
+def _iceberg_objects(infos: Iterable[ObjectInfo], prefix: str) -> list[_IcebergObject]:
+    """Return the objects of snapshots without a tail, with their parsed names."""
     folder = iceberg.folder(prefix)
     parsed = (
-        (info.key, iceberg.parse_name(info.key.removeprefix(folder)))
+        (info, iceberg.parse_name(info.key.removeprefix(folder)))
         for info in infos
         if info.key.startswith(folder)
     )
-    return {key: name for key, name in parsed if name is not None}
+    return [(info, name) for info, name in parsed if name is not None]
 
 
 def of_log(
