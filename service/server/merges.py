@@ -42,6 +42,7 @@ from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
 from tidelog.storage.runtime.threads import CpuTime, LoopThread, lower_priority
+from tidelog.storage.state.topic import Topic
 
 log = logging.getLogger("tidelog.care")
 
@@ -210,25 +211,28 @@ class Merges:
 
     async def _merge_next(self, session: MaintenanceSession, topic_id: str, number: int) -> bool:
         """Do one merge in a partition. Return False if there is none, or another run was first."""
-        topic_of_id = self._broker.state.topic_of_id
-        if (topic := topic_of_id(topic_id)) is None:
+        if (topic := self._topic(topic_id)) is None:
             return False
         # This plan is free if the table is open. It may be of an old version.
         if not await self._inputs(await load_work(session, topic, number, is_newest=False)):
             return False
         await self._wait()
-        if (topic := topic_of_id(topic_id)) is None:
+        if (topic := self._topic(topic_id)) is None:
             return False
         try:
             await session.checked_table(topic)
         except TableInDoubt as error:
             self._broker.stored.note_doubt(topic, error)
             raise
-        if (topic := self._broker.state.topic_of_id(topic_id)) is None:  # maybe of a newer view
+        if (topic := self._topic(topic_id)) is None:
             return False
         work = await load_work(session, topic, number, is_newest=False)
         inputs = await self._inputs(work)
         return bool(inputs) and await self._merge(session, work, inputs)
+
+    def _topic(self, topic_id: str) -> Topic | None:
+        """Return the topic of the broker's state as it is now: a view may be loaded again."""
+        return self._broker.state.topic_of_id(topic_id)
 
     async def _inputs(self, work: Work) -> Sequence[SegmentFile]:
         """Return the inputs of the partition's first merge; empty if there is none."""
