@@ -63,6 +63,15 @@ def spark(
 
 
 @pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerLog]:
+    """A broker with the topic `t` of two partitions."""
+    log = BrokerLog(tmp_path / "store")
+    log.create("t", 2)
+    yield log
+    log.close()
+
+
+@pytest.fixture
 def has_format() -> None:
     """Skip the test if this version of Spark has no data sources in Python."""
     from tidelog.storage.spark import versions

@@ -47,14 +47,6 @@ def numbered(first: int, end: int) -> list[bytes]:
     return [b"%d" % n for n in range(first, end)]
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerLog]:
-    log = BrokerLog(tmp_path / "store")
-    log.create("t", 2)
-    yield log
-    log.close()
-
-
 def test_each_record_comes_once_over_runs_seals_and_crashes(
     spark: "SparkSession", broker: BrokerLog, tmp_path: Path
 ) -> None:

@@ -79,14 +79,6 @@ class Pipe:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerLog]:
-    log = BrokerLog(tmp_path / "store")
-    log.create("t", 2)
-    yield log
-    log.close()
-
-
-@pytest.fixture
 def pipe(has_format: None, spark: "SparkSession", tmp_path: Path) -> Pipe:
     return Pipe(spark, tmp_path)
 
