@@ -93,6 +93,8 @@ class _TopicTable:
         """The newest snapshot with the tail; None: there is no tail above the segments."""
         self.tail_key: tuple[object, ...] = ()
         self.made_s: float | None = None
+        self.unwritten: tuple[int, Sequence[IcebergSnapshot]] = -1, ()
+        """The version of the last load for plans, and its history."""
         self.planned: OrderedDict[int, SegmentColumns] = OrderedDict()
         """Files of the last versions that clients plan, by snapshot id."""
 
@@ -140,16 +142,24 @@ class IcebergTables:
         own = self._own(topic)
         table = await self._log.tables.of(topic, age_max_s=self._refresh_s)
         view = await table.newest()
-        files = await self._served(topic, table, view)
-        history: Sequence[IcebergSnapshot] = ()
-        if len(files.path):
-            commits = await self._commits(table, view, 1)
-            step = _newest_step(view, files, commits)
-            name = await self._list_name(topic, view.version, files)
-            history = [iceberg.unwritten(step, name)]
-            _keep_planned(own, view.version + 1, files)
+        version, history = own.unwritten
+        if version != view.version:
+            history = await self._unwritten(topic, table, view, own)
+            own.unwritten = view.version, history
         self._forget_oldest()
         return self._loaded(topic, history)
+
+    async def _unwritten(
+        self, topic: Topic, table: Table, view: ManifestVersion, own: _TopicTable
+    ) -> Sequence[IcebergSnapshot]:
+        """Return the snapshot of a version, if it has files; its objects are not written."""
+        files = await self._served(topic, table, view)
+        if not len(files.path):
+            return ()
+        commits = await self._commits(table, view, 1)
+        step = _newest_step(view, files, commits)
+        _keep_planned(own, view.version + 1, files)
+        return [iceberg.unwritten(step, await self._list_name(topic, view.version, files))]
 
     async def plan(
         self, topic: Topic, snapshot_id: int | None, expression: Expression, first: int, count: int

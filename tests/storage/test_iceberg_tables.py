@@ -25,6 +25,7 @@ from tidelog.storage.core.log_settings import IcebergSettings
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables import iceberg, iceberg_avro
 from tidelog.storage.tables.iceberg_avro import DELETED
+from tidelog.storage.tables.manifest import SegmentColumns
 
 EAGER = MANUAL._replace(iceberg=IcebergSettings(refresh_s=0))
 
@@ -81,6 +82,26 @@ async def test_nothing_is_written_until_somebody_loads(inner: MemoryStore) -> No
         metadata = await load(log)
         assert len(await keys_of(log)) == 2, "however many seals there were"
         assert await offsets_of(log, metadata) == [(n, n + 1) for n in range(5)]
+
+
+async def test_loads_for_plans_compute_once_a_version(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions: list[int] = []
+    real = iceberg.list_name
+
+    def list_name(version: int, files: SegmentColumns, location: str) -> str:
+        versions.append(version)
+        return real(version, files, location)
+
+    monkeypatch.setattr(iceberg, "list_name", list_name)
+    async with closing(await with_topic(inner, EAGER)) as log:
+        for number in range(2):
+            await seal(log, f"v{number}")
+            tables = [await log.iceberg.load_planned(log.state.topic("t")) for _ in range(3)]
+            assert len(versions) == number + 1
+            assert tables[0] == tables[2]
+            assert tables[0].metadata["current-snapshot-id"] == versions[-1] + 1
 
 
 async def test_unsealed_topic_has_empty_table(inner: MemoryStore) -> None:
